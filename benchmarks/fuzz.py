@@ -13,9 +13,10 @@ nothing may converge. Intervals are set beside those of least squares and maximu
 an event, with ties, late entries and strata; ``--loss cox`` takes these alone.
 
 Failures: ``wrong`` (converged, above the minimum by more than 1e-6 of max(1, |F|, F(0) - F)), ``endless`` (converged
-where there is no minimiser), ``bound`` (a duality gap below the true gap), ``slow`` (over ten seconds of one core) and
-``crash``. Others are counted: ``open`` (not converged, though there is a minimiser), ``none`` (not converged, and there
-is none), ``reference`` (cvxpy's point is worse than ours), ``refused`` (an error that says so).
+where there is no minimiser), ``denied`` (a convex problem is said to have no solution, and has one), ``bound`` (a
+duality gap below the true gap), ``slow`` (over ten seconds of one core) and ``crash``. Others are counted: ``open``
+(not converged, though there is a minimiser), ``none`` (not converged, and there is none), ``reference`` (cvxpy's point
+is worse than ours), ``refused`` (an error that says so).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from benchmarks.fuzz_oracle import Pooled, attained, convexified, minimised, pol
 from benchmarks.fuzz_terms import CONSTRAINTS, Array
 from fedcomposite.analysis import UndeterminedWarning
 
-FAILURES = ("wrong", "endless", "bound", "slow", "crash")
+FAILURES = ("wrong", "endless", "denied", "bound", "slow", "crash")
 OTHERS = ("ok", "open", "none", "reference", "refused")
 TOLERANCE, SECONDS, LIMIT = 1e-6, 10.0, 30
 EVENTS = 5  # for each coefficient of a Cox model, from which on its intervals are Wald's by themselves
@@ -53,6 +54,7 @@ REFUSALS = (  # Newton steps do not go with a prox that jumps, and nothing goes 
     "sets no coordinate to zero",  # total variation alone has no first strength
     "no strength to begin with",  # neither have targets that are all alike
 )
+NONE = "there is no solution"
 _ESTIMATORS = {
     "least_squares": fc.LinearRegression,
     "logistic": fc.LogisticRegression,
@@ -75,6 +77,7 @@ class Answer:
     pooled: Pooled
     value: float  # F(x) by the package
     bound: float | None = None  # on F(x) - min F
+    denied: bool = False  # whether it says that there is no solution
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,8 @@ def asked(case: Case) -> list[Answer]:
         gap = run.certificate is not None and run.certificate.kind == "duality gap"
         bound = run.certificate.value if gap and run.certificate is not None else None
         x = run.solution.double()
-        return [Answer(x.numpy(), run.status == "converged", case.pooled(), problem.objective(x), bound)]
+        denied = NONE in (run.message or "")
+        return [Answer(x.numpy(), run.status == "converged", case.pooled(), problem.objective(x), bound, denied)]
     path = fc.path(problem, count=6)
     pooled = case.pooled()
     chosen = []
@@ -151,15 +155,17 @@ def _estimated(case: Case) -> Answer:
     else:
         options["regularizer"] = term.build()
     model = _ESTIMATORS[case.loss](**options)
-    if case.as_arrays and case.offsets is None:
-        X, y = (np.concatenate([one[k] for one in case.arrays]) for k in (0, 1))
-        sites = np.repeat(np.arange(len(case.arrays)), [len(b) for _, b in case.arrays])
-        v = None if case.weights is None else np.concatenate(case.weights)
-        model.fit(X, y, sites=sites, sample_weight=v)
-    else:
-        model.fit(case.silos())
-    x = np.asarray(model.solution_)
-    return Answer(x, bool(model.converged_), case.pooled(), case.problem().objective(x))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if case.as_arrays and case.offsets is None:
+            X, y = (np.concatenate([one[k] for one in case.arrays]) for k in (0, 1))
+            sites = np.repeat(np.arange(len(case.arrays)), [len(b) for _, b in case.arrays])
+            v = None if case.weights is None else np.concatenate(case.weights)
+            model.fit(X, y, sites=sites, sample_weight=v)
+        else:
+            model.fit(case.silos())
+    x, denied = np.asarray(model.solution_), any(NONE in str(one.message) for one in said)
+    return Answer(x, bool(model.converged_), case.pooled(), case.problem().objective(x), denied=denied)
 
 
 # -- judging ----------------------------------------------------------------------------------------------------------
@@ -193,6 +199,8 @@ def judged(answer: Answer) -> tuple[str, float, str, bool]:
     said = f"F = {own:.9g}, reference {best:.9g} ({status})"
     if answer.bound is not None and p is answer.pooled and own - best > answer.bound + 1e-10 * max(1.0, abs(own)):
         return "bound", gap, f"{said}, bound {answer.bound:.2g}", False
+    if answer.denied and exists and p is answer.pooled and "optimal" in status:
+        return "denied", gap, f"{said} at |x| = {abs(point).max():.3g}", False
     if gap > TOLERANCE:
         return ("wrong" if answer.converged else "open"), gap, said, False
     if gap < -TOLERANCE:

@@ -34,6 +34,12 @@ def test_no_case_fails(first):
     assert [f"{v.outcome}: {v.words} (case {v.number})" for v in found if v.failed] == []
 
 
+@pytest.mark.parametrize(("seed", "number"), [(101, 797), (101, 1538)])
+def test_where_all_but_nothing_is_left_of_a_loss_there_is_no_solution(seed, number):
+    found = fuzz.run(seed, number)  # beside a plateau of SCAD, which does not hold coefficients, it looked like one
+    assert found.outcome == "none", found.words
+
+
 def test_every_loss_and_regularizer_is_drawn():
     assert set(ALL_LOSSES) - {"hinge_sum"} == {*LOSSES, "cox"}
     assert set(REGISTRY) == set(TERMS) - {"Blocks"}
@@ -131,6 +137,7 @@ def test_planted_errors_are_found():
     assert fuzz.judged(fuzz.Answer(x, True, p, best + 1))[0] == "wrong"  # an objective that is not the formula's
     ball = replace(p, term=Term("L1Ball", {"radius": 1.0}))
     assert fuzz.judged(fuzz.Answer(zero + 1, True, ball, np.inf))[0] == "wrong"
+    assert fuzz.judged(fuzz.Answer(zero, False, p, p.value(zero), denied=True))[0] == "denied"
     none = pooled("logistic", np.where(Z > 0, 1.0, -1.0), Term("Zero"))
     assert fuzz.judged(fuzz.Answer(zero, True, none, none.value(zero)))[0] == "endless"
     assert fuzz.judged(fuzz.Answer(zero, False, none, none.value(zero)))[0] == "none"

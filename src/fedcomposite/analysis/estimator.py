@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite.analysis.cross_validation import cross_validate
-from fedcomposite.analysis.newton import FitPlan, fit_any
+from fedcomposite.analysis.newton import fit_any, plan_of
 from fedcomposite.analysis.paths import Several
 from fedcomposite.analysis.solve import KINK_ROUNDS, NEWTON_ROUNDS, explained
 from fedcomposite.analysis.strengths import varies
@@ -340,12 +340,8 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
                 "" if self.converged_ else f"{open_ends} of {self.count} strengths did not converge, or not in time"
             )
         else:
-            plan = FitPlan(
-                tolerance=self.tolerance,
-                rounds=self._most(problem),
-                centre=driver.centre,
-                deadline=driver.deadline(self.seconds),
-            )
+            most, ends = self._most(problem), driver.deadline(self.seconds)
+            plan = plan_of(problem, driver.centre, tolerance=self.tolerance, rounds=most, deadline=ends)
             start = torch.zeros(problem.dimension, dtype=torch.float64)
             [made] = driver.run([fit_any(problem, start, plan)])
             x, self.converged_ = made.x, made.converged

@@ -61,7 +61,7 @@ from torch import Tensor
 from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
 from fedcomposite.analysis.common_baseline import CommonBaseline
 from fedcomposite.analysis.imputed import Asker, combined_table, each_copy
-from fedcomposite.analysis.newton import FitPlan, fit, moved
+from fedcomposite.analysis.newton import fit, moved, plan_of
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Cox, LeastSquares, Logistic, Multinomial, Poisson
 from fedcomposite.runtime.driver import Driver, driver_of, driving
@@ -852,7 +852,7 @@ def bootstrap(
     check_given(bootstrap, locals())
     x = as_vector(x).double()
     with driving(bootstrap, locals()) as driver:
-        plan = FitPlan(tolerance=tolerance, centre=driver.centre)
+        plan = plan_of(problem, driver.centre, tolerance=tolerance)
         plans = [replace(plan, rows=Rows("bootstrap", k, draws, seed=seed)) for k in range(draws)]
         fits = driver.run([fit(problem.regularizer, x, one) for one in plans])
     models = torch.stack([one.x for one in fits]).numpy()

@@ -18,7 +18,7 @@ import torch
 
 from fedcomposite.analysis.imputed import each_copy, joint_statistic
 from fedcomposite.analysis.inference import LIKELIHOODS, contrasts, found_of, needs_sandwich, outputs_of, rank_of
-from fedcomposite.analysis.newton import FitPlan, fit
+from fedcomposite.analysis.newton import fit, plan_of
 from fedcomposite.analysis.solve import explained
 from fedcomposite.analysis.strengths import only
 from fedcomposite.problems import Problem
@@ -127,7 +127,7 @@ def likelihood_ratio_test(
         raise ValueError(
             "samples or sites that are weighted, and sums with noise, have no likelihood to compare: take wald_test"
         )
-    d, plan = problem.dimension, FitPlan(tolerance=_TOLERANCE, centre=driver.centre)
+    d, plan = problem.dimension, plan_of(problem, driver.centre, tolerance=_TOLERANCE)
     kept = {name: ~torch.isin(torch.arange(d), torch.tensor(sorted(places))) for name, places in groups.items()}
     start = torch.zeros(d, dtype=torch.float64)
     fits = driver.run([fit(Zero(), start, plan), *(fit(only(free) or Zero(), start, plan) for free in kept.values())])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ from fedcomposite.algorithms import ProxNewton
 from fedcomposite.algorithms.inner import EffortError, minimise
 from fedcomposite.algorithms.proxnewton import Reply, Server, at_rest
 from fedcomposite.analysis.strengths import check_modulus, only, regularized
-from fedcomposite.problems import Evaluation, Problem
-from fedcomposite.regularizers import Regularizer, Zero
-from fedcomposite.regularizers.base import Step
+from fedcomposite.problems import Evaluation, Loss, Problem
+from fedcomposite.regularizers import On, Regularizer, Zero
+from fedcomposite.regularizers.base import Boxed, Step
 from fedcomposite.regularizers.wrapped import Wrapped, settled
 from fedcomposite.runtime.certificate import WIDER, Certificate, dual_known, gap_by_looks
 from fedcomposite.runtime.driver import NEVER, Deadline
@@ -31,6 +31,8 @@ _AGAIN = 10  # exchanges between looks for one
 _LONG, _LONGER = 20, 60  # exchanges after which a fit would be near one, from zero and from any other start
 _NEAR = 1e-4  # of the size of gradients at x, for a gradient that says that x is near
 _VANISHED = 1e-6  # of the largest objective: before rounding makes it zero, where it falls towards that for ever
+_FAR_OUT = 1e6  # times x: where a domain that ends has ended
+_INFINITE = 1e100  # a slope that holds a coordinate at zero
 _FADED = 1e-9  # of the rounding of gradients, for one that no balance leaves
 _CLEAR = 3.0  # times the rounding of F, for what steps promise: at a minimiser F would rise by as much there
 _OVERFLOW = 1e-9  # of what numbers that overflow are sent as: a mean loss that has one in it
@@ -124,12 +126,38 @@ class FitPlan:
     """How many times the rounding of gradients counts as nothing."""
     centre: Tensor | None = None
     """What features are taken about, so that the intercept is another one; see :func:`centre_of`."""
+    attained: bool = False
+    """Whether F has a minimiser whatever the samples are; see :func:`attained`."""
     deadline: Deadline = NEVER
     """When a fit ends where it is."""
     effort: Effort = field(default_factory=Effort, compare=False)
     """Shared by the fits of an analysis, whose plans are copies of one."""
     watch: Callable[[Tensor, int], None] = field(default=_ignore, compare=False)
     """Receives the model before the first exchange and after each, and how many there were."""
+
+
+def slopes(h: Regularizer, x: Tensor) -> Tensor | None:
+    """The slope of h at the size of each coordinate of x; None where its subdifferential is not a box."""
+    match h:
+        case Wrapped():
+            return slopes(h.h, x)
+        case On():
+            inside = slopes(h.h, h._take(x))
+            return None if inside is None else h._put(torch.zeros_like(x), inside)
+        case Boxed():
+            low, high = h.interval(x)
+            return torch.maximum(low.abs(), high.abs()).clamp(max=_INFINITE)
+    return None
+
+
+def attained(problem: Problem) -> bool:
+    """Whether a sample's loss has a least value, so that F falls for ever along no direction."""
+    return not isinstance(problem.loss, Loss) or problem.loss.attained
+
+
+def plan_of(problem: Problem, centre: Tensor | None, **settings: Any) -> FitPlan:
+    """The plan of a fit of a problem, with features about a centre."""
+    return FitPlan(centre=centre, attained=attained(problem), **settings)
 
 
 def moved(x: Tensor, centre: Tensor | None, sign: int) -> Tensor:
@@ -170,6 +198,7 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
             scale = float(state.gradient.abs().max()) if scale is None else scale
             largest = max(largest, abs(float(state.value)))
             stationary, done = at_rest(state, h, plan.tolerance, scale, plan.floor)
+            hides = False
             if plan.gain is not None:
                 left, hidden = -float(state.decrease), float(state.slack) if float(state.step) == 0 else 0.0
                 whole = float(state.solved) == 1.0 and float(state.damping) <= _DAMPED
@@ -178,16 +207,13 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
                 growing = yield from _growing(state, seen, h, plan, largest)
                 asked, again = asked + 1, asked + 1 + _AGAIN
                 plan.watch(state.x, asked)
-                if growing:
+                if growing and not plan.attained:
                     return Fit(state.x, seen, asked, "endless", growing)
+                hides = bool(growing)
             if done:
-                if plan.gain is None and _faded(state, h):
-                    asked += 1
-                    if growing := (yield from _level(state, h, plan)):
-                        return Fit(state.x, seen, asked, "endless", growing)
-                end: End = "rounding" if plan.width == 0 and _hidden(seen, h) > _TOLD * largest else "converged"
-                end = "overflow" if _overflows(seen) else end
-                return Fit(state.x, seen, asked, end, left=-float(state.decrease))
+                end, growing, looks = yield from _judged(state, seen, h, plan, largest)
+                end = "rounding" if hides and end == "converged" else end
+                return Fit(state.x, seen, asked + looks, end, growing, left=-float(state.decrease))
         if (late := plan.deadline.passed and seen is not None) or asked >= plan.rounds:
             assert seen is not None
             return Fit(state.x, seen, asked, "time" if late else "rounds")
@@ -209,6 +235,22 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
             h.lose(h.calls - before)
         if (resisted >= _RESISTED or h.calls >= h.most) and seen is not None:
             return Fit(state.x, seen, asked, "resisting")
+
+
+def _judged(
+    state: Server, seen: Seen, h: _Called, plan: FitPlan, largest: float
+) -> Task[tuple[End, tuple[int, ...], int]]:
+    """What a fit that is at rest has come to, the coordinates that grow without end, and the exchanges that it took."""
+    looks, far = 0, False
+    if (faded := plan.gain is None and _faded(state, h)) or _spent(state, h, plan, largest):
+        growing, looks = (yield from _level(state, h.h, plan, not faded)), 1
+        if growing and not plan.attained:
+            return "endless", growing, looks
+        far = bool(growing)
+    if _overflows(seen):
+        return "overflow", (), looks
+    hidden = far or (plan.width == 0 and _hidden(seen, h) > _TOLD * largest)
+    return "rounding" if hidden else "converged", (), looks
 
 
 class _Called(Wrapped):
@@ -351,13 +393,30 @@ def _faded(state: Server, h: Regularizer) -> bool:
     return bool(state.x.any()) and 0 < float(h.optimality(state.x, state.gradient)) < _FADED * float(state.noise)
 
 
-def _level(state: Server, h: Regularizer, plan: FitPlan) -> Task[tuple[int, ...]]:
-    """The largest coordinates, if F is no higher three times as far out."""
-    x = 3 * state.x
+def _spent(state: Server, h: Regularizer, plan: FitPlan, largest: float) -> bool:
+    """Whether next to nothing is left of a loss that has no least value: there is a minimiser only if h has a say."""
+    if plan.attained or plan.gain is not None or not bool(state.x.any()):
+        return False
+    return 0 <= float(state.value - h.value(state.x)) <= _VANISHED * largest
+
+
+def _level(state: Server, h: Regularizer, plan: FitPlan, half: bool) -> Task[tuple[int, ...]]:
+    """The largest coordinates, if F is no higher three times as far out where h is level, or half its loss gone."""
+    way = _unheld(state.x, h)
+    x = feasible(state.x + 2 * way, h)
     [sums] = yield [_asked(x, torch.zeros_like(state.working), plan, plan.width)]
-    if float(_mean(sums)[0].loss + h.value(x)) > float(state.value + state.slack):
+    loss, own = float(_mean(sums)[0].loss), float(h.value(x))
+    before = float(state.value - h.value(state.x))
+    if loss + own > float(state.value + state.slack) or (half and loss > 0.5 * before):
         return ()
-    return tuple(x.abs().argsort(descending=True)[:3].tolist())
+    return tuple(way.abs().argsort(descending=True)[:3].tolist())
+
+
+def _unheld(x: Tensor, h: Regularizer) -> Tensor:
+    """The part of x along which h neither rises nor ends: without what it holds, and within its domain far out."""
+    slope = slopes(h, x)
+    way = x if slope is None else torch.where(slope == 0, x, 0.0)
+    return (feasible(x + _FAR_OUT * way, h) - x) / _FAR_OUT
 
 
 def _overflows(seen: Seen) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
-from fedcomposite.analysis.newton import Fit, FitPlan, fit, moved, null, on_support, strong_rule
+from fedcomposite.analysis.newton import Fit, FitPlan, fit, moved, null, on_support, plan_of, strong_rule
 from fedcomposite.analysis.strengths import check_modulus, largest_factor, regularized
 from fedcomposite.privacy import StudyBudget
 from fedcomposite.problems import Loss, Problem
@@ -284,7 +284,8 @@ def beginning(problem: Problem, tolerance: float, rounds: int, driver: Driver, d
     lam = strength(h)
     if not lam > 0:
         raise ValueError(f"{h} has strength 0, of which no path can be made: take for example L1(1.0)")
-    [empty] = driver.run([null(h, d, FitPlan(tolerance=1e-12, rounds=rounds, centre=driver.centre))])
+    plan = plan_of(problem, driver.centre, tolerance=1e-12, rounds=rounds)
+    [empty] = driver.run([null(h, d, plan)])
     gradient = empty.seen.reply.gradient
     acted_on = regularized(h, d)
     top = lam * largest_factor(h, empty.x, gradient, acted_on)
@@ -292,7 +293,7 @@ def beginning(problem: Problem, tolerance: float, rounds: int, driver: Driver, d
     return Start(
         empty,
         top,
-        FitPlan(tolerance=tolerance, rounds=rounds, scale=scale, centre=driver.centre, deadline=deadline),
+        replace(plan, tolerance=tolerance, scale=scale, deadline=deadline),
         int(np.prod(problem.layout[0].shape)),
     )
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedcomposite._validation import ZeroOrMore, as_vector, buffers_of, check_call
 from fedcomposite.algorithms import AnyAlgorithm
-from fedcomposite.analysis.newton import FitPlan, on_support
+from fedcomposite.analysis.newton import on_support, plan_of
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Run, simulate
 from fedcomposite.runtime.driver import Driver, driver_of
@@ -66,7 +66,7 @@ def refit(
         if settings:
             raise ValueError(f"refit: {', '.join(settings)} without a method; give one, for example FedNMap")
         driver = driver_of(problem, driver)
-        plan = FitPlan(tolerance=tolerance, centre=driver.centre)
+        plan = plan_of(problem, driver.centre, tolerance=tolerance)
         return driver.run([on_support(point.double(), problem.regularizer, plan)])[0].x
     if driver is not None:
         raise ValueError("refit: a driver is for linear models, which are solved for; leave it or the method out")

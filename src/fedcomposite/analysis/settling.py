@@ -18,19 +18,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcomposite.analysis.newton import End, FitPlan, fit
+from fedcomposite.analysis.newton import End, FitPlan, attained, fit, plan_of, slopes
 from fedcomposite.problems import Problem
-from fedcomposite.problems.losses import Cox, Logistic, Multinomial, Poisson
-from fedcomposite.regularizers import L1, On, Regularizer
-from fedcomposite.regularizers.base import Boxed
-from fedcomposite.regularizers.wrapped import Wrapped
+from fedcomposite.regularizers import L1, Regularizer
 from fedcomposite.runtime.driver import Deadline, Driver
 from fedcomposite.runtime.transports.silo_answers import StackedSums
 
 _FITS = 30  # with slopes of their own
 _MOST = 300  # exchanges of all of them: Newton steps that are many lead nowhere
 _SHORTER = 12  # halves of a move
-_INFINITE = 1e100  # a slope that holds a coordinate at zero
 
 
 class Settled(NamedTuple):
@@ -40,20 +36,6 @@ class Settled(NamedTuple):
     end: End
     rounds: int
     grown: tuple[int, ...] = ()
-
-
-def slopes(h: Regularizer, x: Tensor) -> Tensor | None:
-    """The slope of h at the size of each coordinate of x; None where its subdifferential is not a box."""
-    match h:
-        case Wrapped():
-            return slopes(h.h, x)
-        case On():
-            inside = slopes(h.h, h._take(x))
-            return None if inside is None else h._put(torch.zeros_like(x), inside)
-        case Boxed():
-            low, high = h.interval(x)
-            return torch.maximum(low.abs(), high.abs()).clamp(max=_INFINITE)
-    return None
 
 
 def convexified(h: Regularizer, x: Tensor) -> L1 | None:
@@ -71,7 +53,7 @@ def without_end(problem: Problem, x: Tensor, parties: StackedSums, plan: FitPlan
     h: Regularizer | None = problem.regularizer
     if h is not None and h.rho > 0:
         h = convexified(h, x)
-    if h is None or not isinstance(problem.loss, Logistic | Multinomial | Poisson | Cox):
+    if h is None or attained(problem):
         return (), 0
     quiet = replace(plan, rounds=_MOST, watch=lambda x, rounds: None)
     [made] = Driver(parties).run([fit(h, torch.zeros_like(x), quiet)])
@@ -89,7 +71,8 @@ def settle(
     for _ in range(_FITS):
         if not math.isfinite(value) or (convex := convexified(problem.regularizer, x)) is None:
             return None
-        plan = FitPlan(tolerance=tolerance, rounds=max(rounds - asked, 1), centre=parties.centre, deadline=deadline)
+        left = max(rounds - asked, 1)
+        plan = plan_of(problem, parties.centre, tolerance=tolerance, rounds=left, deadline=deadline)
         [made] = Driver(parties).run([fit(convex, x, plan)])
         asked += made.rounds
         before, after = (float(problem.evaluate(u).loss + convex.value(u)) for u in (x, made.x))

@@ -18,12 +18,12 @@ from fedcomposite import theory
 from fedcomposite._validation import Count, Natural, Positive, Probability, ZeroOrMore, as_vector
 from fedcomposite.algorithms import FedNMap
 from fedcomposite.algorithms.base import Empty
-from fedcomposite.analysis.newton import End, Fit, FitPlan, feasible, fit_any
+from fedcomposite.analysis.newton import End, Fit, attained, feasible, fit_any, plan_of
 from fedcomposite.analysis.scaling import rescale, worthwhile
 from fedcomposite.analysis.settling import settle, without_end
 from fedcomposite.choice import HESSIANS, Choice, Curvature, choose, newton_fits
 from fedcomposite.problems import Loss, Problem
-from fedcomposite.problems.losses import Cox, Logistic, Multinomial, Poisson
+from fedcomposite.problems.losses import Cox
 from fedcomposite.regularizers.wrapped import settled
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, Record, Run, simulate
 from fedcomposite.runtime.callbacks import Callback, View
@@ -158,9 +158,8 @@ class _Newton:
     def solve(self, tolerance: float, rounds: int, deadline: Deadline, x0: Any) -> Run:
         """The run of a fit."""
         start = self._start(x0)
-        plan = FitPlan(
-            tolerance=tolerance, rounds=rounds, centre=self.parties.centre, deadline=deadline, watch=self._record
-        )
+        settings = {"tolerance": tolerance, "rounds": rounds, "deadline": deadline, "watch": self._record}
+        plan = plan_of(self.problem, self.parties.centre, **settings)
         counted = copy.copy(self.problem)
         counted.regularizer = Counted(self.problem.regularizer, self.counter)
         if not rounds:
@@ -228,8 +227,7 @@ def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()
     if end == "endless":
         which = ", ".join(problem.coordinate_names[i] for i in grown)
         cause = "the classes can be separated" if problem.loss.classifier else "counts are zero wherever it matters"
-        likely = isinstance(problem.loss, Logistic | Multinomial | Poisson | Cox)
-        firth = ", or take Firth's penalty, confidence(problem, x, jeffreys=1)" if likely else ""
+        firth = "" if attained(problem) else ", or take Firth's penalty, confidence(problem, x, jeffreys=1)"
         cause = "whoever has the event can be told from all at risk" if isinstance(problem.loss, Cox) else cause
         return f"there is no solution, {cause} and the coefficients of {which} grow without end: regularize more{firth}"
     if end == "resisting":
@@ -400,7 +398,7 @@ def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried:
 
 def _falls_on(problem: Problem, x: Tensor) -> bool:
     """Whether a loss that has no least value by itself falls from x to 2 x, and h does not rise: x is no minimiser."""
-    if not isinstance(problem.loss, Logistic | Multinomial | Poisson | Cox) or not bool(x.any()):
+    if attained(problem) or not bool(x.any()):
         return False
     now, then = (float(problem.evaluate(k * x).loss) for k in (1, 2))
     held = float(problem.regularizer.value(2 * x)) > float(problem.regularizer.value(x))

@@ -32,7 +32,7 @@ from fedcomposite.analysis.common_baseline import common_baseline
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
 from fedcomposite.analysis.effects import EffectCurves, effect_curves
 from fedcomposite.analysis.inference import LIKELIHOODS, TooFewError, confidence, outputs_of
-from fedcomposite.analysis.newton import FitPlan, fit
+from fedcomposite.analysis.newton import fit, plan_of
 from fedcomposite.analysis.paths import Path, Several, Share, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.analysis.regression_quality import Errors
@@ -372,7 +372,7 @@ def analyse(
         else:
             if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
                 raise ValueError(f"{problem.loss} has kinks, and a fit takes Newton steps; take a smooth loss")
-            plan = FitPlan(tolerance=tolerance, centre=fitting.centre, deadline=driver.deadline(seconds))
+            plan = plan_of(problem, fitting.centre, tolerance=tolerance, deadline=driver.deadline(seconds))
             start = torch.zeros(problem.dimension, dtype=torch.float64)
             [made] = fitting.run([fit(problem.regularizer, start, plan)])
             h = problem.regularizer

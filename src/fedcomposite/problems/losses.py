@@ -48,6 +48,8 @@ class Loss(ABC):
     """False for losses with kinks, whose :meth:`derivative` is a subgradient."""
     nonnegative: bool = False
     """Whether phi is convex in z and its infimum is 0 for every target, which makes duality gaps computable."""
+    attained: bool = True
+    """Whether phi has a least value for every target: where it only nears one, F need not have a minimiser."""
     reduction: Literal["mean", "sum"] = "mean"
     """Whether f_i is the mean of its samples' losses or their sum."""
     by_sample: bool = True
@@ -157,6 +159,7 @@ class Logistic(_Binary):
     """phi(z, b) = log(1 + exp(-b z)), b in {-1, +1}; labels 0 and 1 are read as -1 and +1."""
 
     nonnegative = True
+    attained = False
     curvature = 0.25
     slope = 1.0
     probabilistic = True
@@ -186,6 +189,7 @@ class Multinomial(Loss):
     labels: tuple[int, ...] | None = None
 
     nonnegative = True
+    attained = False
     curvature = 0.5
     slope = math.sqrt(2.0)
     classifier = True
@@ -389,6 +393,7 @@ class Poisson(Loss):
     all margins stay below B it is exp(B) lambda_max(X'X / m).
     """
 
+    attained = False
     curvature = math.inf
     slope = math.inf
 
@@ -446,6 +451,7 @@ class Cox(Loss):
     cause: Count | None = None
     least_at_risk: Count = 1
 
+    attained = False
     curvature = 1.0
     slope = math.inf
     by_sample = False
