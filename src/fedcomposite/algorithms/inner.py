@@ -132,7 +132,11 @@ def minimise(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
     small, u = len(model.x) <= _DENSE, model.x
     try:
         u, solved = _descend(model, tolerance, _FEW if small and not model.separable else _MOST)
-        return (u, solved) if solved or not small else _resisting(model, u, tolerance)
+        if solved or not small:
+            return u, solved
+        u, solved = _resisting(model, u, tolerance)
+        steps = _steps(model)  # the pieces are known by now, which Newton steps end on exactly
+        return _polish(model, _look(model, u, model.bend(u), steps), steps, _rounding(model, u), True).p, solved
     except EffortError:
         return u, False
 

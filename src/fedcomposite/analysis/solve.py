@@ -27,7 +27,7 @@ from fedcomposite.problems.losses import Cox
 from fedcomposite.regularizers.wrapped import settled
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, Record, Run, simulate
 from fedcomposite.runtime.callbacks import Callback, View
-from fedcomposite.runtime.certificate import certify
+from fedcomposite.runtime.certificate import Certificate, certify
 from fedcomposite.runtime.counted import Counted
 from fedcomposite.runtime.driver import Deadline, Driver, deadline
 from fedcomposite.runtime.fit import check_given, precision_fault
@@ -207,6 +207,8 @@ class _Newton:
         certificate = None if made is None else made.certificate
         if certificate is None or certificate.kind != "duality gap":
             certificate = certify(problem, x) if problem.loss.smooth else certificate
+        elif not problem.loss.smooth:  # of the fit about the means of features: x, for features as they are, is rounded
+            certificate = Certificate(certificate.kind, certificate.value + self.smooth.rounding(self.x))
         why = "the model is linear, its loss smooth, and every client takes part"
         if not problem.loss.smooth:
             why = f"the model is linear; {problem.loss} has kinks, which a barrier takes away"

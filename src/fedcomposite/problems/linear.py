@@ -194,6 +194,14 @@ class Linear(Smooth):
         found = self.loss.lowest(self.b) if self.loss.by_sample else None
         return None if found is None else float(self.sample_weights @ found)
 
+    def rounding(self, x: Tensor) -> float:
+        """By how much rounding of products in margins may raise a convex f at x."""
+        z = self.pooled_margins(x)
+        sizes = ((self.X.abs() if isinstance(self.X, Tensor) else self.X) @ x.abs()).abs().view_as(z)
+        off = torch.finfo(x.dtype).eps * sizes
+        worst = torch.maximum(self.loss.value(z - off, self.b), self.loss.value(z + off, self.b))
+        return float(self.sample_weights @ (worst - self.loss.value(z, self.b)))
+
     def start(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.dtype, device=self.device)
 
