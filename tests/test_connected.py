@@ -64,15 +64,20 @@ def by_hand(connected, v, entries):
         for r, u in enumerate(members):
             middle = value[min(r // steps * steps + steps // 2, len(members) - 1)]
             worth[u] = np.inf if r < steps else middle * (1 - 1e-5 * (r % steps))
-    alive = set()
-    for u in sorted(worth, key=lambda u: -worth[u]):
-        left = sum(
-            np.isin(p.rows, [*alive, u, -1]).sum() * np.isin(p.columns, [*alive, u, -1]).sum() * p.shape[2]
-            for p in connected.pieces
-        )
-        if left > entries and worth[u] < np.inf:
-            break
-        alive.add(u)
+
+    def left(units):
+        lines = [(np.isin(labels, [*units, -1]).sum() for labels in (p.rows, p.columns)) for p in connected.pieces]
+        return sum(rows * columns * p.shape[2] for (rows, columns), p in zip(lines, connected.pieces, strict=True))
+
+    alive = {u for u in worth if worth[u] == np.inf}
+    tried = sorted(worth, key=lambda u: -worth[u])
+    for _ in range(2):  # the second time without the kinds of which one unit more is too much
+        for u in tried:
+            if left({*alive, u}) > entries:
+                break
+            alive.add(u)
+        small = [m for m in kinds.values() if left({*alive, next((u for u in m if u not in alive), m[0])}) <= entries]
+        tried = [u for u in tried if any(u in members for members in small)]
     return [u in alive for u in range(len(connected.moved))]
 
 

@@ -20,6 +20,7 @@ from fedcomposite.data.partition import PARTITIONERS, partition
 from fedcomposite.data.pictures import class_names
 from fedcomposite.data.recipe import Recipe
 from fedcomposite.data.silos import DataError, Silos
+from fedcomposite.data.stories import stories
 from fedcomposite.data.survivors import survival, survivor_files, survivor_tables
 from fedcomposite.data.synthetic import synthetic
 from fedcomposite.registry import Registry, callable_only
@@ -68,6 +69,7 @@ DATASETS: Registry[Callable[..., Silos]] = Registry(
     {
         "synthetic": synthetic,
         "survival": survival,
+        "stories": stories,
         "breast_cancer": tabular.breast_cancer,
         "diabetes": tabular.diabetes,
         "digits": tabular.digits,

@@ -11,12 +11,15 @@ from torch import nn
 
 from fedcomposite._validation import Count, Natural, refuse, suggest, wrong_arguments
 from fedcomposite.data.silos import DataError, Silos
+from fedcomposite.data.sparse import dense
 from fedcomposite.models.mobilenet import MobileNetV3Small
 from fedcomposite.models.resnet import ResNet18
 from fedcomposite.models.small import SampleShape, cnn, linear, mlp, sigmoid_net, zhang_cnn
+from fedcomposite.models.transformers import GPT, ViT
+from fedcomposite.models.unet import UNet
 from fedcomposite.registry import Registry, callable_only, fold
 
-__all__ = ["MODELS", "SHAPES", "MobileNetV3Small", "ResNet18", "build"]
+__all__ = ["GPT", "MODELS", "SHAPES", "MobileNetV3Small", "ResNet18", "UNet", "ViT", "build"]
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry(
     "model",
@@ -28,6 +31,9 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "resnet18": ResNet18,
         "sigmoid-net": sigmoid_net,
         "mobilenetv3-small": MobileNetV3Small,
+        "unet": UNet,
+        "vit-small": ViT,
+        "gpt-small": GPT,
     },
     group="fedcomposite.models",
     accept=callable_only,
@@ -40,8 +46,9 @@ SHAPES: dict[str, tuple[SampleShape, int]] = {
     "mnist": ((1, 28, 28), 10),
     "fashion-mnist": ((1, 28, 28), 10),
     "cifar10": ((3, 32, 32), 10),
+    "stories": ((32,), 120),
 }
-"""Shape of a sample and number of classes of the data sets of the papers."""
+"""Shape of a sample and number of classes of the data sets of the papers, and of ours."""
 
 
 def build(
@@ -57,18 +64,19 @@ def build(
     Parameters
     ----------
     name : str or callable
-        ``linear``, ``mlp``, ``cnn``, ``zhang-cnn``, ``resnet18``, ``sigmoid-net``, ``mobilenetv3-small``, or one that
-        an installed package offers (:mod:`fedcomposite.registry`); or such a function itself, of (shape of a sample,
-        number of classes, options).
+        ``linear``, ``mlp``, ``cnn``, ``zhang-cnn``, ``resnet18``, ``sigmoid-net``, ``mobilenetv3-small``, ``unet``,
+        ``vit-small``, ``gpt-small``, or one that an installed package offers (:mod:`fedcomposite.registry`); or such a
+        function itself, of (shape of a sample, number of classes, options).
     dataset : Silos or str
         Silos with class labels, or the name of a data set of the papers (``a9a``, ``mnist``, ``fashion-mnist``,
-        ``cifar10``).
+        ``cifar10``), or ``stories``.
     seed : int
         Determines the initial parameters.
     outputs : int, optional
         How many outputs, where they are not the classes: 1 for ``loss="mse"``.
     **options
-        Of the model: ``hidden`` (mlp, sigmoid-net), ``dropout`` (mobilenetv3-small), ``stem`` (resnet18).
+        Of the model: ``hidden`` (mlp, sigmoid-net), ``dropout`` (mobilenetv3-small), ``stem`` (resnet18), ``width`` and
+        ``depth`` (unet, vit-small, gpt-small), ``heads`` (the last two), ``patch`` (vit-small).
 
     Examples
     --------
@@ -108,7 +116,9 @@ def _fit(dataset: Silos | str, outputs: int | None) -> tuple[SampleShape, int]:
     if outputs is not None:
         return shape, outputs
     if dataset.targets.ndim > 1 and not dataset.targets.is_floating_point():
-        return shape, int(dataset.targets.max()) + 1
+        last = int(dataset.targets.max())
+        words = dataset.features.dtype == torch.int64 and dataset.features.shape == dataset.targets.shape
+        return shape, max(last, int(dense(dataset.features).max()) if words else 0) + 1
     if dataset.classes is None:
         raise DataError("these targets are not classes; build a module with outputs=1 and take loss='mse'")
     labels = set(dataset.classes.tolist())

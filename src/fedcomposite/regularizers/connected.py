@@ -208,8 +208,16 @@ class FilterTarget(SparsityTarget):
         each = each.masked_fill(torch.arange(each.shape[-1], device=u.device) < tables.steps, torch.inf)
         units = tables.placed.expand_as(place).gather(-1, place).flatten(-2)
         worth = u.new_zeros(*u.shape[:-1], len(tables.members) + 1).scatter(-1, units, each.flatten(-2))[..., :-1]
+        alive = self._fitting(worth, keep)
+        counts = alive.double() @ tables.group  # a head of an attention may not fit where a neuron does
+        more = self._connected.kept(counts[..., None, :] + torch.eye(counts.shape[-1]).to(counts))
+        small = (more <= keep.double() * self._layers.entries).to(tables.group) @ tables.group.T > 0
+        return self._fitting(worth.masked_fill(alive, torch.inf).masked_fill(~alive & ~small, -1.0), keep)
+
+    def _fitting(self, worth: Tensor, keep: Tensor) -> Tensor:
+        """The units of most worth, so many that the share is met; those without an end are among them."""
         falling = worth.sort(dim=-1, descending=True, stable=True)
-        kept = self._connected.kept(tables.group[falling.indices].cumsum(-2))
+        kept = self._connected.kept(self._connected.tables(worth.device).group[falling.indices].cumsum(-2))
         fitting = (kept <= keep.double() * self._layers.entries).sum(-1, keepdim=True)
         bound = falling.values.gather(-1, fitting.clamp(max=worth.shape[-1] - 1))
         return ~(worth <= bound) | (worth == torch.inf) | (fitting == worth.shape[-1])

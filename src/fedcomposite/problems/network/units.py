@@ -214,7 +214,7 @@ def _reshape(units: Units, node: fx.Node) -> Axes | None:
     """Axes that are merged, or that get neighbours of length 1; anything else is pinned."""
     x, shape = node.all_input_nodes[0], tuple(node.meta["val"].shape)
     axes = units.axes[x]
-    if units.fixed and operation(node) in ("view", "reshape"):
+    if units.fixed and operation(node) in ("view", "reshape", "unflatten"):
         units.pin(axes, "a reshape to sizes that are written down in the module")
         return _zeros(shape)
     if units.fixed and operation(node) == "squeeze" and len(node.args) == 1:
@@ -235,6 +235,40 @@ def _reshape(units: Units, node: fx.Node) -> Axes | None:
         grid = [a.reshape([-1 if i == j else 1 for j in range(len(merged))]) for i, a in enumerate(merged)]
         out.append(np.sum(np.broadcast_arrays(*grid), axis=0).reshape(-1))
     return out
+
+
+def _unflatten(units: Units, node: fx.Node) -> Axes | None:
+    """One axis as two, of which the first may lose entries: heads of a size that the module's code knows."""
+    x, dim = _arguments(node, "self", "dim")
+    axes, shape = units.axes[x], tuple(node.meta["val"].shape)
+    dim %= len(axes)
+    if units.fixed or len(shape) != len(axes) + 1:
+        return None
+    grid = axes[dim].reshape(shape[dim], shape[dim + 1])
+    for other in grid.T[1:]:
+        units.join(grid[:, 0], other)
+    return [*axes[:dim], grid[:, 0], *_zeros(shape[dim + 1 : dim + 2]), *axes[dim + 1 :]]
+
+
+def _attend(units: Units, node: fx.Node) -> Axes | None:
+    """Attention by (batch, heads, tokens, size): a head by itself."""
+    heads = [units.axes[t] for t in _arguments(node, "query", "key", "value")]
+    mask = _arguments(node, "attn_mask")[0]
+    if any(len(axes) != 4 for axes in heads) or len({len(axes[1]) for axes in heads}) > 1:
+        return None
+    for axes in heads:
+        units.join(heads[0][1], axes[1])
+        units.pin([axes[0], *axes[2:]], "attention sums over it")
+    if mask is not None:
+        units.pin(units.axes[mask], "it masks an attention")
+    return [*_zeros(node.meta["val"].shape[:1]), heads[0][1], *_zeros(node.meta["val"].shape[2:])]
+
+
+def _enlarge(units: Units, node: fx.Node) -> Axes | None:
+    """A larger image, by repeating or interpolating pixels."""
+    axes = units.axes[node.all_input_nodes[0]]
+    units.pin(axes[2:], "it is interpolated")
+    return [*axes[:2], *_zeros(node.meta["val"].shape[2:])]
 
 
 def _permute(units: Units, node: fx.Node) -> Axes | None:
@@ -262,9 +296,12 @@ _RULES: dict[str, Callable[[Units, fx.Node], Axes | None]] = {
     **dict.fromkeys(("mean", "sum", "amax"), _reduce),
     **dict.fromkeys(("flatten", "view", "reshape", "squeeze", "unsqueeze"), _reshape),
     **dict.fromkeys(("permute", "transpose", "t", "mT"), _permute),
+    "unflatten": _unflatten,
+    "scaled_dot_product_attention": _attend,
+    **dict.fromkeys(("upsample_nearest2d", "upsample_bilinear2d"), _enlarge),
     "cat": _cat,
 }
-VIEWS = {name for name, rule in _RULES.items() if rule in (_reshape, _permute)}
+VIEWS = {name for name, rule in _RULES.items() if rule in (_reshape, _permute, _unflatten)}
 """What moves no numbers."""
-KNOWN = ELEMENTWISE | set(_RULES)
+KNOWN = (ELEMENTWISE | set(_RULES)) - {"scaled_dot_product_attention"}
 """What may be carried out on constants, poolings aside."""
