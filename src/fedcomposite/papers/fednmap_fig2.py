@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ from fedcomposite.papers import seed_stack
 from fedcomposite.papers.base import histories, only, parts, split
 from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.searches import Tunable, tuned
-from fedcomposite.papers.verdicts import Claim, ahead, lead, open_claim, row
-from fedcomposite.plots import Panel, Scatter, draw_panels, draw_scatter
+from fedcomposite.papers.verdicts import Claim, ahead, lead, row
+from fedcomposite.plots import Panel, draw_panels
 
 METHODS = ["FedNMap", "Zhang", "FedCanon"]
 LEAST = 0.02
-UNFINISHED = "only the two seeds that chose the steps were run so far: they decide nothing"
 
 
 def common(study: Study, clients: int, seeds: list[int]) -> dict[str, Any]:
@@ -87,30 +86,16 @@ def measure(study: Study) -> pd.DataFrame:
     trials = one_gamma(trials)
     study.note("tuning", trials)
     chosen = trials[trials["chosen"].astype(bool)].set_index("search").to_dict("index")
-    cells, tried = [], []
+    cells = []
     for label, search in searches.items():
         if label in chosen:
             numbers = {k: float(chosen[label][k]) for k in search.grid}
-            tried.append({**search.fixed, **numbers})
             tau = search.fixed["method"]["local_steps"]
             numbers["step"] /= tau
             n = search.fixed["experiment"]["partition"]["clients"]
             method = {**search.fixed["method"], **numbers}
             cells.append({**common(study, n, wanted["seeds"]), "clients": n, "method": method})
-    data = study.each(run, cells)
-    return brief(data) if len(data) or not study.partial else _of_trials(study, tried)
-
-
-def _of_trials(study: Study, tried: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """What is known where the runs themselves are missing: the chosen trials' ends, on the seeds that chose them."""
-    made, found = study.measured(trial, tried), []
-    for cell in tried:
-        tau = cell["method"]["local_steps"]
-        numbers = {k: cell[k] for k in cell["numbers"]} | {"step": cell["step"] / tau, "local_steps": tau}
-        head = {"class": cell["method"]["name"], "label": cell["method"]["name"], "round": cell["rounds"]}
-        n = cell["experiment"]["partition"]["clients"]
-        found.append(made[study.key(trial, cell)].assign(clients=n, **head, **numbers))
-    return brief(pd.concat(found, ignore_index=True)).assign(tuning=True) if found else pd.DataFrame()
+    return brief(study.each(run, cells))
 
 
 def one_gamma(trials: pd.DataFrame) -> pd.DataFrame:
@@ -151,8 +136,6 @@ def claims(data: pd.DataFrame) -> list[Claim]:
             )
             says = f"n = {n}, tau = {tau}: FedNMap's stationarity is the lowest"
             found.append(ahead(says, each, note=f"tuned to: {tuned_to}", **wording))
-    if "tuning" in data:
-        return [_open(claim) for claim in found]
     ours = only(ends, **{"class": "FedNMap"})
     found += [
         grows(
@@ -161,12 +144,6 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         grows("more clients improve convergence at a fixed number of local steps", ours, "clients", "local_steps", "n"),
     ]
     return found
-
-
-def _open(claim: Claim) -> Claim:
-    """A claim with what the seeds of the tuning say, which cannot judge it."""
-    rows = (r._replace(lead=None) for r in claim.rows)
-    return open_claim(claim.says, *rows, note=f"{claim.note}. {UNFINISHED}")
 
 
 def grows(says: str, ends: pd.DataFrame, key: str, fixed: str, what: str) -> Claim:
@@ -185,24 +162,9 @@ def grows(says: str, ends: pd.DataFrame, key: str, fixed: str, what: str) -> Cla
 def draw(data: pd.DataFrame, path: Path) -> None:
     """Stationarity against rounds, a panel for each n and tau."""
     sizes = sorted(data["clients"].unique())
-    if "tuning" in data:
-        return _draw_trials(data, path)
     panels = [
         Panel(histories(data, "class", local_steps=tau, clients=n), title=f"n = {n}, tau = {tau}")
         for tau in sorted(data["local_steps"].unique())
         for n in sizes
     ]
     draw_panels(panels, path, columns=len(sizes))
-
-
-def _draw_trials(data: pd.DataFrame, path: Path) -> None:
-    """The ends of the chosen trials, against n."""
-    panels = []
-    for tau, rows in parts(data, "local_steps").items():
-        points = {}
-        for method in METHODS:
-            ends = only(rows, **{"class": method}).groupby("clients")["stationarity"].agg(["mean", "min", "max"])
-            spread = [list(ends["mean"] - ends["min"]), list(ends["max"] - ends["mean"])]
-            points[method] = (list(ends.index), list(ends["mean"]), spread)
-        panels.append(Scatter(points, "clients n", "stationarity, mean of the last quarter", f"tau = {tau}"))
-    draw_scatter(panels, path, width=7.0, caption="two seeds, those that chose the steps; whiskers are their range")
