@@ -49,7 +49,7 @@ def twice() -> list[tuple[str, float]]:
     """Where FedMid ends with one client and one local step."""
     one = problem(1, 0.5)
     rule = FedMid(local_steps=1, step=1 / one.smoothness(), server_step=1.0)
-    end = fc.simulate(one, rule, rounds=20_000, evaluate_every=20_000, progress=False).solution
+    end = fc.simulate(one, rule, rounds=4000, evaluate_every=4000, progress=False).solution
     doubled = Problem(one.silos, loss="least_squares", regularizer=L1(1.0))
     goals = {"f + h": fc.solve(one, tolerance=1e-13).solution, "f + 2h": fc.solve(doubled, tolerance=1e-13).solution}
     return [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -65,19 +66,20 @@ def study(command: Sequence[str], given: Sequence[str], folder: Path, points: in
     if running.returncode:
         raise RuntimeError(f"{' '.join(command)}: ended with {running.returncode}")
     expected, source, rows = left(whole), random.Random(seed), []
-    for k in range(points):
+    for k in itertools.takewhile(lambda _: len(rows) < points, itertools.count()):
         out, at = folder / f"{k}", source.choice(sizes[1:])  # exchanges differ in size: one of them, each as likely
         running = _start([*command, *given, "--out", str(out)])
         while running.poll() is None and _size(out) < at:
             time.sleep(0.0005)
-        os.kill(running.pid, signal.SIGKILL)
-        killed = running.wait() == -signal.SIGKILL
+        running.kill()
+        if running.wait() != -signal.SIGKILL:
+            continue  # it had ended by itself: the log goes with the last answer
         size = _size(out)
         ended = _start([*command, "--resume", str(out)]).wait()
         found = left(out) if ended == 0 else {}
         apart = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
-        row = {"share": size / sizes[-1], "killed": killed, "ended": ended, "same": not apart}
-        rows.append(row | {"differs": ", ".join(apart)})
+        rows.append({"share": size / sizes[-1], "ended": ended, "same": not apart, "differs": ", ".join(apart)})
+        print(f"{len(rows)}: killed at {size} of {sizes[-1]} bytes, {apart or 'same'}", flush=True)
     return pd.DataFrame(rows)
 
 

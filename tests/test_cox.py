@@ -195,7 +195,7 @@ def test_first_order_methods_find_the_solution(method: str) -> None:
     problem = fc.Problem(fc.Silos.from_arrays(data), loss="cox", regularizer=h)
     best = fc.solve(problem)
     made = fc.theory.auto(method, fc.theory.constants(problem))
-    run = fc.simulate(problem, made, rounds=500, evaluate_every=500)
+    run = fc.simulate(problem, made, rounds=150, evaluate_every=150)
     assert run.history[-1].objective - problem.objective(best.solution) < 1e-3 * abs(problem.objective(torch.zeros(3)))
 
 
