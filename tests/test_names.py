@@ -3,6 +3,7 @@
 import inspect
 import json
 import warnings
+from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
@@ -151,8 +152,9 @@ def test_one_word_each(problem):
         assert old.score == "auc"
     with pytest.warns(DeprecationWarning, match="score is now scoring"):
         fc.analyse(problem, "cv", folds=3, count=3, score="error")
-    with pytest.warns(DeprecationWarning, match="is now"):
+    with pytest.warns(DeprecationWarning, match="is now") as told:
         model = fc.LinearRegression(max_rounds=7, weights="uniform")
+    assert {Path(one.filename) for one in told} == {Path(__file__)}  # the caller's line, which Python then shows
     assert model.get_params() == fc.LinearRegression(rounds=7, pooled=False).get_params()
     uneven = problem.silos.subset([np.arange(20), np.arange(20, 90)], ["small", "large"])
     for pooled, weights in ((True, "samples"), (False, "uniform")):

@@ -164,6 +164,7 @@ def test_values_are_chosen_on_one_seed_and_told_of_others(file, tmp_path):
     assert (tmp_path / "c" / "comparison.csv").read_text() == before
 
 
+@pytest.mark.slow  # processes that load mlflow, with a database that is not there yet
 @pytest.mark.filterwarnings("ignore")  # of mlflow's own use of its database
 def test_trackers_keep_trials_apart_and_know_seeds_and_labels(file, tmp_path):
     mlflow = pytest.importorskip("mlflow", reason="the extra [mlflow] is not installed")

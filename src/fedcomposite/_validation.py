@@ -13,6 +13,7 @@ import functools
 import inspect
 import math
 import operator
+import sys
 import types
 import typing
 import warnings
@@ -202,7 +203,8 @@ def renamed(**names: str | tuple[str, Callable[[Any], Any]]) -> Callable[[Callab
                 new, convert = (now, None) if isinstance(now, str) else now
                 if new in given:
                     raise TypeError(f"{old} is now {new}; give {new} alone")
-                warnings.warn(f"{old} is now {new}; the old name goes with the next version", DeprecationWarning, 2)
+                said = f"{old} is now {new}; the old name goes with the next version"
+                warnings.warn(said, DeprecationWarning, _callers())
                 value = given.pop(old)
                 given[new] = value if convert is None else convert(value)
             return function(*args, **given)
@@ -210,6 +212,14 @@ def renamed(**names: str | tuple[str, Callable[[Any], Any]]) -> Callable[[Callab
         return made
 
     return decorate
+
+
+def _callers() -> int:
+    """The stack level, of who asks for it, of the code that calls this package: Python shows what that is warned of."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "fedcomposite":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def formerly(**names: str) -> Callable[[type[_R]], type[_R]]:

@@ -39,6 +39,10 @@ from fedcomposite.runtime.driver import Driver
 
 
 class _Regressor(RegressorMixin, LinearModel):  # type: ignore[misc]
+    @with_options(LinearModel.__init__)
+    def __init__(self, lam: ZeroOrMore | Literal["cv"] | None = None, **options: Unpack[Options]) -> None:
+        LinearModel.__init__(self, lam, **options)  # by its name, which editors follow
+
     def _split(self, problem: Problem, x: Tensor) -> None:
         super()._split(problem, x)
         self.intercept_ = float(self.intercept_[0])
@@ -65,7 +69,7 @@ class _Classifier(ClassifierMixin, LinearModel):  # type: ignore[misc]
         class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(lam, **options)
+        LinearModel.__init__(self, lam, **options)
         self.class_weight = class_weight
 
     def _class_weight(self) -> Literal["balanced"] | Mapping[float, float] | None:
