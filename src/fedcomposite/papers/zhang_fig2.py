@@ -134,19 +134,10 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     def end(method: str, tau: int) -> pd.Series:
         return only(ends, method=method, tau=tau).set_index("seed")["relative"]
 
-    def rounds(method: str, tau: int, target: float) -> pd.Series:
-        """By seed; nan where a seed does not get there."""
-        rows = only(data, method=method, tau=tau)
-        return pd.Series({s: first_at(p, p["relative"], target).iloc[0] for s, p in rows.groupby("seed")}, dtype=float)
-
-    def exact(tau: int) -> str:
-        found = end("Zhang", tau)
-        return f"with its tuned step {(found < 1e-10).sum()} of {len(found)} seeds do: it was tuned on another one"
-
     level, ours = "relative stationarity at the end", dict[str, Any](source="ours, tuned")
-    same = {m: rounds(m, 1, 1e-3) for m in (HALF, VARIANTS[0])}
+    same = {m: _rounds(data, m, 1) for m in (HALF, VARIANTS[0])}
     worst = {m: end(m, 1) for m in ("FedMid", *(m for m in METHODS if m != "FedMid"))}
-    one, ten = rounds(HALF, 1, 1e-3), rounds(HALF, 10, 1e-3)
+    one, ten = _rounds(data, HALF, 1), _rounds(data, HALF, 10)
     steps = data.groupby(["method", "tau"])[["step", "server_step"]].first()
     own = "; ".join(f"tau = {t}: {told_steps(steps, 'Zhang', t)}" for t in sorted(data["tau"].unique()))
     found = [
@@ -154,7 +145,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
             "tau = 1: FedDA and Zhang converge to machine precision (below 1e-10)",
             max(end("FedDA", 1).max(), end(HALF, 1).max()) < 1e-10,
             *(row(f"{m}: {level}", end(m, 1), "machine precision", **ours) for m in ("FedDA", HALF)),
-            note=f"Zhang tuned to {own}; {exact(1)}",
+            note=f"Zhang tuned to {own}; {_exact(end('Zhang', 1))}",
         ),
         fact(
             "tau = 1: with the same steps FedDA and Zhang converge at exactly the same rate (rounds within 5 %)",
@@ -171,7 +162,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
             "tau = 10: Zhang still converges exactly (below 1e-10)",
             end(HALF, 10).max() < 1e-10,
             row(f"{HALF}: {level}", end(HALF, 10), "machine precision", **ours),
-            note=exact(10),
+            note=_exact(end("Zhang", 10)),
         ),
         fact(
             "tau = 10: FedDA stalls in a neighbourhood (above 1e-6)",
@@ -188,6 +179,16 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         ),
     ]
     return found + _variants(end) + _remark(close)
+
+
+def _rounds(data: pd.DataFrame, method: str, tau: int) -> pd.Series:
+    """Rounds to 1e-3 by seed; nan where a seed does not get there."""
+    rows = only(data, method=method, tau=tau)
+    return pd.Series({s: first_at(p, p["relative"], 1e-3).iloc[0] for s, p in rows.groupby("seed")}, dtype=float)
+
+
+def _exact(found: pd.Series) -> str:
+    return f"with its tuned step {(found < 1e-10).sum()} of {len(found)} seeds do: it was tuned on another one"
 
 
 def told_steps(steps: pd.DataFrame, method: str, tau: int) -> str:
