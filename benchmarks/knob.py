@@ -30,7 +30,7 @@ import pandas as pd
 import torch
 
 import fedcomposite as fc
-from benchmarks.peers.sparse_training import Masked, Powered, Regrown
+from benchmarks.peers.sparse_training import Powered, Regrown
 from fedcomposite.algorithms import FedAvg, FedMid, FedNMap
 from fedcomposite.data.augmentation import Chain, Crop, Flip
 from fedcomposite.files import write_atomic
@@ -40,7 +40,7 @@ from fedcomposite.schedules import Cosine, Piecewise, Staircase
 
 STAIRS = 8
 METHODS = (
-    *("dense", "nmap-95", "nmap-97", "mid-95", "mid-97", "masked-95", "masked-97"),
+    *("dense", "nmap-95", "nmap-97", "mid-95", "mid-97", "avg-95", "avg-97"),
     *("prune-95", "prune-97", "feddst-95", "flash-95", "sparsyfed-95", "feddst-97", "flash-97", "sparsyfed-97"),
 )
 KEYS = ("round", "seconds", "loss", "train_accuracy", "test_accuracy", "sparsity", "bytes_up", "bytes_down")
@@ -79,12 +79,12 @@ def method_of(name: str, problem: fc.Problem, arguments: argparse.Namespace) -> 
     if kind == "mid":
         return FedMid(tau, step, server_prox_only=True), problem, knob
     runs = tuple((s.start, s.stop) for s in problem.layout if len(s.shape) > 1)
-    if kind == "masked":
-        return Masked(tau, step, decay, weights=runs), problem, knob
+    if kind == "avg":
+        return FedAvg(tau, step), problem, knob
     warm = Piecewise((1e-3, 1.0), (max(1, rounds // 20),)) if kind == "flash" else None
     same = problem.with_zeros(share, ramp=warm)
     if kind == "flash":
-        return Masked(tau, step, decay, weights=runs), same, {}
+        return FedAvg(tau, step), same, {}
     if kind == "sparsyfed":
         return Powered(tau, step, decay, weights=runs), same, {}
     entries = sum(b - a for a, b in runs)

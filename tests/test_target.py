@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedcomposite as fc
-from fedcomposite.algorithms import REGISTRY, FedAvg, FedMid, FedNMap
+from fedcomposite.algorithms import REGISTRY, FedAvg, FedMid, FedNMap, Scaffold
 from fedcomposite.errors import DeadNetworkWarning
 from fedcomposite.experiments.config import Config
 from fedcomposite.problems import Batches
@@ -224,7 +224,38 @@ def test_every_method_with_a_prox_reaches_the_share(name, silos):
 
 def test_methods_without_a_prox_refuse(silos):
     with pytest.raises(TypeError, match="prox"):
-        fc.simulate(network(silos), FedAvg(2, 0.1), rounds=2, sparsity=0.5)
+        fc.simulate(network(silos), Scaffold(2, 0.1), rounds=2, sparsity=0.5)
+
+
+@pytest.mark.parametrize("structure", ["weights", "filters"])
+def test_fedavg_trains_the_weights_that_are_left(silos, structure):
+    """Gradual pruning by hand: autograd with masked gradients at each client, the largest entries at the server."""
+    problem = network(silos, regularizer=L2Squared(0.01).on("*"))
+    with torch.no_grad():
+        problem.model[2].weight[:, 0] = 0.0  # a start may have zeros, and these may move
+    run = fc.simulate(
+        problem, FedAvg(3, 0.1), rounds=9, keep_solutions=True, dtype=torch.float64, sparsity=0.4, structure=structure
+    )
+    target = dataclasses.replace(problem.with_zeros(0.4, structure, rounds=9).regularizer, h=Zero())
+    weights = torch.cat([torch.full((s.stop - s.start,), len(s.shape) > 1) for s in problem.layout])
+    net, x = copy.deepcopy(problem.model).double(), run.solutions[0]
+    for r in range(9):
+        now = target.during(r)
+        left = (x != 0) | ~weights | (now.prox(torch.where(x == 0, 1e-300, x), 0.0) != 0)
+        ends = []
+        for X, y in zip(silos.features.split(30), silos.targets.split(30), strict=True):
+            z = x.clone()
+            for _ in range(3):
+                torch.nn.utils.vector_to_parameters(z, net.parameters())
+                loss = nn.functional.cross_entropy(net(X.double()), y)
+                g = torch.cat([p.flatten() for p in torch.autograd.grad(loss, list(net.parameters()))])
+                z = z - 0.1 * left * (g + 0.01 * z)
+            ends.append(z)
+        x = now.prox(torch.stack(ends).mean(0), 0.0)
+        torch.testing.assert_close(run.solutions[r + 1], x, rtol=0, atol=1e-8)
+    assert abs(run.history[-1].sparsity - 0.4) < (0.02 if structure == "weights" else 0.1)
+    if structure == "weights":
+        assert (run.solutions[1][problem.layout[2].start : problem.layout[2].stop : 8] != 0).sum() >= 2
 
 
 def test_shares_that_cannot_be(silos):

@@ -3,9 +3,9 @@
 All take h as a :class:`SparsityTarget`, whose prox at step 0 keeps the largest weights, and train weights (``weights``:
 where they lie in the vector) on masks; biases and normalisation are always dense.
 
-* :class:`Masked`: clients train the weights that are not zero. With a share that grows, gradual pruning; with one that
-  jumps after a warm-up, a mask that stays, as FLASH's (Babakniya et al., *Revisiting sparsity hunting in federated
-  learning*, TMLR 2023), whose layers get their shares from a dense warm-up.
+FLASH (Babakniya et al., *Revisiting sparsity hunting in federated learning*, TMLR 2023), whose layers get their shares
+from a dense warm-up and keep their mask, is ``FedAvg`` with a share that jumps: see ``benchmarks.knob``.
+
 * :class:`Regrown`: a constant share; in the middle of each round a client drops the smallest weights of its mask and
   lets as many others grow where its gradient is largest; the server averages a weight over the clients that have it
   (FedDST: Bibikar, Vikalo, Wang, Chen, *Federated dynamic sparse training*, AAAI 2022). There masks change every 10 to
@@ -58,37 +58,6 @@ def always(weights: Runs, dimension: int, device: torch.device) -> Tensor:
     for a, b in weights:
         free[a:b] = False
     return free.to(device)
-
-
-@dataclass(frozen=True)
-class Masked(Algorithm[Server, Empty, Server, Reply]):
-    """FedAvg on the weights that are not zero; the server keeps the largest."""
-
-    info: ClassVar[Info] = _INFO
-    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
-    local_steps: Count
-    step: Positive
-    decay: ZeroOrMore = 0.0
-    weights: Runs = field(kw_only=True)
-
-    def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Empty]:
-        return Server(h.prox(x0, 0.0)), Empty()
-
-    def broadcast(self, server: Server) -> Server:
-        return server
-
-    def local_round(self, message: Server, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
-        y = message.x
-        mask = ((y != 0) | always(self.weights, y.shape[-1], y.device)).to(y)
-        for t in range(self.local_steps):
-            y = y - self.step * mask * (grad(y, t) + self.decay * y)
-        return Reply(y - message.x), client
-
-    def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
-        return Server(h.prox(server.x + reply.dx, 0.0))
-
-    def solution(self, server: Server, h: Regularizer) -> Tensor:
-        return server.x
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ Symbols: h' is a subgradient of h, eta = ``step``, eta_g = ``server_step``, tau 
 Assumptions: f smooth; h with finite subgradients. The subgradient is the usual adaptation to composite problems (the
 original has h = 0): it yields no exact zeros, and several local steps drift by O(eta (tau - 1)) on heterogeneous data.
 
+With a share of zeros for h (``sparsity=0.9``) clients train the weights that are not zero and the server keeps the
+largest ones, fewer from round to round: gradual magnitude pruning (Zhu & Gupta 2018), with messages sparse both ways.
+
 ``momentum`` is a heavy ball within a round: m = momentum m + (1 - momentum) g, the first m is the first g, and m takes
 the place of g in every local step. It is made anew in each round, so clients remember nothing. ``server_optimizer`` is
 one of :mod:`fedcomposite.algorithms.optimizers` (FedOpt), for the mean change of a round.
@@ -68,9 +71,10 @@ class FedAvg(Algorithm[Server, Empty, Model, Reply]):
         return Model(server.x)
 
     def local_round(self, message: Model, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
-        y = m = message.x
+        y, direction = message.x, h.descent(message.x)
+        m = y
         for t in range(self.local_steps):
-            g = grad(y, t) + h.subgradient(y)
+            g = direction(y, grad(y, t))
             m = self.momentum * m + (1 - self.momentum) * g if t and self.momentum else g
             y = y - self.step * m
         return Reply(y - message.x), client
@@ -78,10 +82,10 @@ class FedAvg(Algorithm[Server, Empty, Model, Reply]):
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Move along the mean change."""
         if self.server_optimizer is None:
-            return server._replace(x=server.x + self.server_step * reply.dx)
+            return server._replace(x=h.nearest(server.x + self.server_step * reply.dx))
         reach, moments = self.step * self.local_steps, OptimizerState(*server[1:])
         x, _, moments = moved(self.server_optimizer, server.x, reply.dx, moments, reach, self.server_step)
-        return Server(x, *moments)
+        return Server(h.nearest(x), *moments)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         return server.x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
@@ -75,6 +75,14 @@ class Regularizer(ABC):
     @abstractmethod
     def subgradient(self, x: Tensor) -> Tensor:
         """One element of the subdifferential of h at x (zero where zero is one)."""
+
+    def descent(self, x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """What local steps without a prox follow in a round from x on: of y and the gradient there, g + h'(y)."""
+        return lambda y, g: g + self.subgradient(y)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Where a server without a prox leaves x: there, unless h wants some entries to be zero whatever it takes."""
+        return x
 
     @abstractmethod
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcomposite.regularizers.base import Layout, Step
+from fedcomposite.regularizers.base import Layout
 from fedcomposite.regularizers.target import SparsityTarget, _Layer, _Layers
 
 TIMED = 0.5
@@ -182,17 +182,16 @@ class FilterTarget(SparsityTarget):
             )
         return made
 
-    def formula(self, v: Tensor, step: Step) -> Tensor:
-        """The prox of h, and zeros for all of the units that cost more than they hold; what is not a number stays."""
-        u = self.h.formula(v, step)
+    def _cut(self, u: Tensor, entries: Tensor) -> Tensor:
+        """The entries, but zero in all of the units that cost more than u has in them; what is not a number stays."""
         alive = self.alive(u)
         alive = torch.cat([alive, torch.ones_like(alive[..., :1])], -1)  # the last: what belongs to no unit
         pieces = self._connected.pieces
         lines = alive.index_select(-1, self._connected.tables(u.device).unit)
         parts = lines.split_with_sizes([len(p.rows) for p in pieces] + [len(p.columns) for p in pieces], -1)
-        out = u.clone()
+        out = entries.clone()
         for piece, rows, columns in zip(pieces, parts[: len(pieces)], parts[len(pieces) :], strict=True):
-            whole = u[..., piece.start : piece.stop].reshape(*u.shape[:-1], *piece.shape)
+            whole = entries[..., piece.start : piece.stop].reshape(*u.shape[:-1], *piece.shape)
             cut = torch.where((rows[..., :, None] & columns[..., None, :])[..., None], whole, 0.0)
             out[..., piece.start : piece.stop] = cut.flatten(-3)
         return out

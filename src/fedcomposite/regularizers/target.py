@@ -16,6 +16,7 @@ two of each block before all smaller ones: the smaller ones go first, and at hal
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Literal, NamedTuple, NoReturn
@@ -260,9 +261,22 @@ class SparsityTarget(Regularizer):
     def formula(self, v: Tensor, step: Step) -> Tensor:
         """The prox of h, and zeros for the entries below their layer's threshold; what is not a number stays."""
         u = self.h.formula(v, step)
+        return self._cut(u, u)
+
+    def _cut(self, u: Tensor, entries: Tensor) -> Tensor:
+        """The entries, but zero where those of u are below their layer's threshold."""
         tables, scores = self._tables(u), self._layers.scores(u)
         bound = self._thresholds(scores).index_select(-1, tables.layer)
-        return torch.where(scores < bound, 0.0, u)
+        return torch.where(scores < bound, 0.0, entries)
+
+    def descent(self, x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """Steps of the weights that are not zero at x, or zero though nothing asked for it: a start may have zeros."""
+        free = (x != 0) | (self._cut(x, torch.ones_like(x)) != 0)
+        return lambda y, g: torch.where(free, g + self.h.subgradient(y), 0.0)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """The largest entries stay."""
+        return self._cut(x, x)
 
     def _thresholds(self, scores: Tensor) -> Tensor:
         """The score below which entries become zero, for every layer and once more, zero, for the rest."""
@@ -314,8 +328,8 @@ class SparsityTarget(Regularizer):
     def subgradient(self, x: Tensor) -> NoReturn:
         """Refused: a method without a prox makes no zeros."""
         raise TypeError(
-            "a share of zeros is reached by a prox, and this method takes subgradients; use a method with a prox, "
-            "for example FedNMap, FedMid, Zhang, FedCanon or ProximalGradient"
+            "a share of zeros is reached by a prox, and this method takes subgradients; use FedAvg, or a method with a "
+            "prox, for example FedNMap, FedMid, Zhang, FedCanon or ProximalGradient"
         )
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:

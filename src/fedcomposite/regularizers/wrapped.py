@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -41,6 +42,12 @@ class Wrapped(Regularizer):
 
     def subgradient(self, x: Tensor) -> Tensor:
         return self.h.subgradient(x)
+
+    def descent(self, x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        return self.h.descent(x)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        return self.h.nearest(x)
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Distance from ``-gradient`` to the subdifferential of h."""

@@ -21,6 +21,12 @@ class Counted(Wrapped):
         self._counter.proxes += v.shape[:-1].numel()
         return self.h.prox(v, step, out)
 
+    def nearest(self, x: Tensor) -> Tensor:
+        """As h; counted where it is a prox."""
+        found = self.h.nearest(x)
+        self._counter.proxes += 0 if found is x else x.shape[:-1].numel()
+        return found
+
     def among(self, coordinates: Tensor, dimension: int) -> Regularizer | None:
         found = self.h.among(coordinates, dimension)
         return None if found is None else Counted(found, self._counter)
