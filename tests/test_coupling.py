@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedcomposite import regularizers as reg
+from fedcomposite.regularizers.wrapped import restricted
 
 D = 12
 MASK = [True] * 4 + [False] * 2 + [True] * 6
@@ -62,3 +63,16 @@ def test_h_is_the_sum_over_its_parts_and_its_prox_acts_on_each(name):
     for label in parts.unique():
         mixed = torch.where(parts == label, v, other)
         torch.testing.assert_close(h.prox(mixed, 0.3)[parts == label], h.prox(v, 0.3)[parts == label])
+
+
+@pytest.mark.parametrize("name", [*CASES, *GROUPED])
+def test_among_whole_parts_a_term_is_that_of_the_whole_vector(name):
+    h = CASES[name] if name in CASES else GROUPED[name][0]
+    labels, x = h.coupling(D), h.prox(draw(D), 0.1)
+    for chosen in (h.acts_on(D), torch.isin(labels, labels.unique()[::2]), torch.isin(labels, labels.unique()[1::2])):
+        at = chosen.nonzero().squeeze(1)
+        if len(at) == 0:
+            continue
+        part, u, v = restricted(h, x, at), *(h.prox(x.index_copy(0, at, draw(len(at), seed=k)), 0.2) for k in (1, 2))
+        torch.testing.assert_close(part.prox(u[at], 0.3), h.prox(u, 0.3)[at], rtol=0, atol=1e-15)
+        torch.testing.assert_close(part.value(u[at]) - part.value(v[at]), h.value(u) - h.value(v), rtol=0, atol=1e-12)

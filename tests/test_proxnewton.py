@@ -331,7 +331,8 @@ def test_the_jacobian_of_a_prox_by_parts_is_that_of_differences(h):
         rows.append(len(u))
         return h.prox(u, step)
 
-    made = _jacobian(prox, v, torch.tensor([0.7], dtype=torch.float64), parts)
+    model = QuadraticModel(v, v, torch.eye(10).double(), h, False, parts=parts)
+    made = _jacobian(prox, v, torch.tensor([0.7], dtype=torch.float64), model.places)
     move = 1e-6 * torch.eye(10, dtype=torch.float64)
     torch.testing.assert_close(made, (h.prox(v + move, 0.7) - h.prox(v - move, 0.7)).T / 2e-6, rtol=0, atol=1e-8)
     assert rows == [

@@ -46,6 +46,12 @@ def _limits(hint: Any) -> list[tuple[str, float]]:
     return [(name, float(getattr(limit, name))) for name, limit in limits.items() if name in _SYMBOLS]
 
 
+@functools.cache
+def _form(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The origin of a type and its arguments, which are taken apart once."""
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
 def describe(hint: Any) -> str:
     """Say in words what values a type accepts: ``"a number > 0"``, ``"one of 1, 2"``."""
     if hint is type(None):
@@ -69,7 +75,7 @@ def describe(hint: Any) -> str:
 
 def _accept(hint: Any, value: Any) -> tuple[bool, Any]:
     """Whether ``value`` fits ``hint``, and the value in its normal form."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args = _form(hint)
     if hint is Any:
         return True, value
     if isinstance(value, np.generic):

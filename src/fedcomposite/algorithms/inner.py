@@ -102,6 +102,14 @@ class QuadraticModel:
         return float(inverse.H.diagonal() @ follows.square() + S.diagonal() @ rest.square())
 
     @cached_property
+    def places(self) -> tuple[Tensor, Tensor, int]:
+        """Which coordinates are in one part, the place of each in its part, and the size of the largest."""
+        parts = torch.zeros_like(self.x, dtype=torch.int64) if self.parts is None else self.parts
+        same = parts.unsqueeze(1) == parts
+        place = same.tril(-1).sum(1)
+        return same, place, int(place.max()) + 1
+
+    @cached_property
     def parted(self) -> tuple[Tensor, Tensor, InverseOf, Tensor, Tensor]:
         """Free coordinates f and the others r, H_ff^-1, K = H_ff^-1 H_fr, and the Schur complement on r."""
         assert self.free is not None
@@ -310,7 +318,7 @@ def _newton(model: QuadraticModel, at: _State, steps: Tensor, exactly: bool) -> 
     if not model.separable:
         if len(at.u) > _DENSE:
             return None
-        J = _jacobian(model.h.prox, at.v, steps, model.parts)
+        J = _jacobian(model.h.prox, at.v, steps, model.places)
         A = torch.eye(len(at.u), dtype=at.u.dtype, device=at.u.device) - J + J @ (steps * model.H)
         solved, failed = torch.linalg.solve_ex(A, at.p - at.u)
         return None if int(failed) else solved
@@ -440,7 +448,7 @@ def _inner_newton(
         if model.separable:
             A = model.H + torch.diag(s * (1 - _derivatives(prox, now.v, 1 / s)))
         else:
-            J = _jacobian(prox, now.v, 1 / s, model.parts)
+            J = _jacobian(prox, now.v, 1 / s, model.places)
             A = model.H + s * (torch.eye(len(u), dtype=u.dtype, device=u.device) - (J + J.T) / 2)
         move = -InverseOf(A + torch.diag(_RIDGE * model.H.diagonal()))(now.gradient)
         slope, part = float(now.gradient @ move), 1.0
@@ -467,16 +475,14 @@ def _derivatives(prox: Callable[[Tensor, Tensor], Tensor], v: Tensor, steps: Ten
 
 
 def _jacobian(
-    prox: Callable[[Tensor, Tensor], Tensor], v: Tensor, steps: Tensor, parts: Tensor | None = None
+    prox: Callable[[Tensor, Tensor], Tensor], v: Tensor, steps: Tensor, places: tuple[Tensor, Tensor, int]
 ) -> Tensor:
     """The Jacobian of the prox: as many rows as its largest part has coordinates, all of them at once.
 
     Parts know nothing of each other, so that a row of its own for a coordinate of each is differentiated together.
     """
-    parts = torch.zeros_like(v, dtype=torch.int64) if parts is None else parts
-    same = parts.unsqueeze(1) == parts
-    place = same.tril(-1).sum(1)  # of each coordinate in its part
-    rows = v.detach().repeat(int(place.max()) + 1, 1).requires_grad_()
+    same, place, most = places
+    rows = v.detach().repeat(most, 1).requires_grad_()
     with torch.enable_grad():
         [made] = torch.autograd.grad(prox(rows, steps).gather(0, place.unsqueeze(0)).sum(), rows)
     return torch.where(same, made[place], 0.0)

@@ -142,7 +142,6 @@ class NoisedCells(Cells):
         return made
 
     def above(self, kind: int, margin: float) -> tuple[float, Pair]:
-        """The weight of a class at or above a margin, and its bounds."""
         value, (low, high) = super().above(kind, margin)
         beside = np.searchsorted(self.edges, [margin - EDGE, margin + EDGE]) - [0, 1]  # an edge, or one on either side
         largest = float(self._of_edges[beside.clip(0, len(self._of_edges) - 1)].max())

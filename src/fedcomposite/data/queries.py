@@ -175,7 +175,6 @@ class Gaps(Query):
         return out
 
     def sums(self) -> Answer:
-        """Zeros in the form of an answer."""
         keys = ["n", "missing", *(["again"] if self.repeats else [])]
         rows = {"again:rows": np.zeros(1, np.int64)} if self.repeats else {}
         return {**{key: np.zeros(len(self.columns), np.int64) for key in keys}, **rows}
@@ -220,7 +219,6 @@ class Moments(Query):
         return {key: np.zeros(len(self.columns)) for key in ("sum", "squares")}
 
     def sums(self) -> Answer:
-        """Zeros in the form of an answer."""
         if self.own:
             raise RefusedQueryError("moments about each site's own mean do not add up to anything; give a centre")
         return {**self._counts(), **self._totals()}
@@ -269,7 +267,6 @@ class Below(Query):
         return out
 
     def sums(self) -> Answer:
-        """Zeros in the form of an answer."""
         sizes = {f"{end}:{name}": len(each) for name, each in self.edges.items() for end in ("low", "high")}
         sizes |= {f"n:{name}": 1 for name in self.edges}
         return {key: np.zeros(size, np.int64) for key, size in sizes.items()}
@@ -432,7 +429,6 @@ class Outside(Query):
         return out
 
     def sums(self) -> Answer:
-        """Zeros in the form of an answer."""
         return {f"outside:{name}": np.zeros(1, np.int64) for name in self.known}
 
 
@@ -484,7 +480,6 @@ class Census(Query):
         return np.array(known, np.int64)[back]
 
     def sums(self) -> Answer:
-        """Zeros in the form of an answer."""
         sizes = {n: self.cells + 1 if g and isinstance(g[0], float) else len(g) + 2 for n, g in self.columns.items()}
         return {f"cells:{name}": np.zeros(size) for name, size in sizes.items()}
 
@@ -519,7 +514,6 @@ class Lacking(Query):
         return {"lacking": np.array([int(name in state.lacking) for name in self.chain.equations])}
 
     def sums(self) -> Answer:
-        """Zeros in the form of an answer."""
         return {"lacking": np.zeros(len(self.chain.equations), np.int64)}
 
 
@@ -558,7 +552,6 @@ class Conditional(Query):
         return {key: one.ravel() for key, one in flat.items()}
 
     def sums(self) -> Answer:
-        """Zeros in the form of an answer."""
         copies, d = self.chain.copies, self.width
         sizes = {"n": 1, "loss": copies, "gradient": copies * d, "hessian": copies * d * (d + 1) // 2}
         return {key: np.zeros(size) for key, size in sizes.items()}

@@ -698,7 +698,6 @@ class NetworkProblem(Problem):
 
     @property
     def described(self) -> str:
-        """The model, its options and a digest of its tensors, for telling runs apart."""
         digest = hashlib.sha256()
         for tensor in self._module.state_dict().values():
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -716,7 +715,6 @@ class NetworkProblem(Problem):
         return FilterTarget(h.share, "filters", h.h, h.ramp, connected=found)
 
     def module(self, x: Any, buffers: Tensor | None = None) -> nn.Module:
-        """A copy of the model with the parameters x, in evaluation mode, on x's device and in its dtype."""
         point, network = self._network(x, buffers)
         made = copy.deepcopy(self._module).to(point.device, point.dtype)
         made.load_state_dict({k: v.detach() for k, v in network.state(point).items()}, strict=False)

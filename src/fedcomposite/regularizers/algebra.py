@@ -137,7 +137,6 @@ class On(Regularizer):
         return None if own is None else self._put(torch.ones_like(v), own)
 
     def scaled(self, kappa: float) -> On:
-        """The same with kappa * h for h."""
         return replace(self, h=self.h.scaled(kappa))
 
     def among(self, coordinates: Tensor, dimension: int) -> Regularizer | None:
@@ -145,7 +144,7 @@ class On(Regularizer):
         if not bool(mask[coordinates].all()):
             return None
         inside = coordinates - self.runs[0][0] if len(self.runs) == 1 else (mask.cumsum(0) - 1)[coordinates]
-        return self.h.among(inside, int(mask.sum()))
+        return self.h if len(inside) == (count := int(mask.sum())) else self.h.among(inside, count)
 
     def coupling(self, dimension: int) -> Tensor:
         """The parts of h where it acts; the rest by itself."""
@@ -347,7 +346,6 @@ class Named(Regularizer):
         return Blocks(tuple(On(t, ((a, b),), dimension) for t, (_, a, b, _) in zip(terms, found, strict=True)))
 
     def scaled(self, kappa: float) -> Named:
-        """The same with kappa * h for h."""
         return replace(self, h=self.h.scaled(kappa))
 
     def value(self, x: Tensor) -> Tensor:

@@ -113,6 +113,9 @@ class Grouped(Regularizer):
             return self
         return replace(self, shape=tuple(shape))  # type: ignore[type-var]
 
+    def among(self, coordinates: Tensor, dimension: int) -> Regularizer | None:
+        return self if self.grain else None  # one rule for all groups
+
     def coupling(self, dimension: int) -> Tensor:
         labels = torch.arange(dimension)
         for members, _ in self._parts(torch.arange(dimension)):

@@ -50,7 +50,6 @@ class Wrapped(Regularizer):
         return self.h.nearest(x)
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Distance from ``-gradient`` to the subdifferential of h."""
         return self.h.optimality(x, gradient)
 
     def coupling(self, dimension: int) -> Tensor:
@@ -113,7 +112,6 @@ class Ramped(Wrapped):
         super().__post_init__()
 
     def during(self, round: int) -> Regularizer:
-        """The term of a round, counted from 0."""
         factor = self.strength(round)
         if factor not in self._kept:
             if len(self._kept) > 4:

@@ -375,7 +375,6 @@ class _JointOracle(_Oracle):
         return self._silo.X.T @ slopes[0]
 
     def hessian(self, x: Tensor, where: Tensor) -> Tensor:
-        """Its Hessian on the marked coordinates."""
         s, at = self._silo, where.nonzero().squeeze(1)
         return s.loss.hessians(s.X[None], self._margins(x)[None], s.placed, self._weights[None], at)[0]
 

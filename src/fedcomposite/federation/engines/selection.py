@@ -58,7 +58,7 @@ def join(place: SiteFolder, site: Answering, log: Say, *, beside: bool = False) 
     )
 
     answers = Answers(site, place.key, place.coordinator, log)
-    counter = AnswerSocket(answers, site_socket(place))
+    listening = AnswerSocket(answers, site_socket(place))
     try:
         if place.engine == "local" or beside:
             log("waiting for work")
@@ -66,7 +66,7 @@ def join(place: SiteFolder, site: Answering, log: Say, *, beside: bool = False) 
                 time.sleep(60.0)
         (flower.join if place.engine == "flower" else nvflare_parties.join)(place, log)
     finally:
-        counter.close()
+        listening.close()
 
 
 def site_socket(place: SiteFolder) -> Path:
