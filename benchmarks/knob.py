@@ -3,9 +3,10 @@
     python -m benchmarks.knob --out DIR                                 # everything, one seed
     python -m benchmarks.knob --methods dense,nmap-95 --seeds 0,1 --jobs 4 --out DIR
     python -m benchmarks.knob --fit 1,4,8 --out DIR                     # how many runs fit on the GPU side by side
+    python -m benchmarks.knob --model vit-small --out DIR               # or --model gpt-small --data stories
     python -m benchmarks.knob --device cpu --data fashion_mnist --model cnn --images 600 --rounds 8 --out DIR
 
-CIFAR-10 dealt out by Dirichlet(--alpha), ResNet-18 with the 3x3 stem, ten local steps at batch 50, crops and flips,
+CIFAR-10 (or made-up stories) dealt out by Dirichlet(--alpha), ResNet-18 with the 3x3 stem, ten local steps at batch 50, crops and flips,
 bf16, a cosine in stairs, weight decay. Every run is a process of its own, ``--jobs`` at a time, since one run leaves
 much of a GPU idle; NVIDIA's MPS lets them run at the same time (``--mps``). Records are on disk at once; a run that is
 late ends after ``--limit`` seconds with what it has. ``--collect`` makes table and figure anew from what is there.
@@ -36,17 +37,25 @@ from fedcomposite.data.augmentation import Chain, Crop, Flip
 from fedcomposite.files import write_atomic
 from fedcomposite.plots import canvas
 from fedcomposite.regularizers import L2Squared
-from fedcomposite.schedules import Cosine, Piecewise, Staircase
+from fedcomposite.schedules import Cosine, Piecewise, Ramp, Staircase
 
 STAIRS = 8
 METHODS = (
-    *("dense", "nmap-95", "nmap-97", "mid-95", "mid-97", "avg-95", "avg-97"),
+    *("dense", "nmap-95", "nmap-97", "mid-95", "mid-97", "avg-95", "avg-97", "lean-95", "lean-97"),
     *("prune-95", "prune-97", "feddst-95", "flash-95", "sparsyfed-95", "feddst-97", "flash-97", "sparsyfed-97"),
 )
 KEYS = ("round", "seconds", "loss", "train_accuracy", "test_accuracy", "sparsity", "bytes_up", "bytes_down")
 
 
 def problem_of(arguments: argparse.Namespace, seed: int) -> fc.Problem:
+    if arguments.data == "stories":
+        told = arguments.images or 100
+        silos = fc.data.load(
+            "stories", clients=arguments.clients, samples=told, alpha=arguments.alpha, test=0.1, seed=seed
+        )
+        model = fc.models.build(arguments.model, silos, seed=seed)
+        decay, precision = L2Squared(arguments.decay).on("*"), "bf16" if arguments.device == "cuda" else "full"
+        return fc.Problem(silos, model=model, regularizer=decay, precision=precision, evaluation_samples=2_000)
     pooled: Any = fc.data.load(arguments.data)
     if arguments.images:
         X, y = pooled.features[: arguments.images], pooled.targets[: arguments.images]
@@ -81,9 +90,12 @@ def method_of(name: str, problem: fc.Problem, arguments: argparse.Namespace) -> 
     runs = tuple((s.start, s.stop) for s in problem.layout if len(s.shape) > 1)
     if kind == "avg":
         return FedAvg(tau, step), problem, knob
-    warm = Piecewise((1e-3, 1.0), (max(1, rounds // 20),)) if kind == "flash" else None
-    same = problem.with_zeros(share, ramp=warm)
-    if kind == "flash":
+    ramps: dict[str, Any] = {
+        "flash": Piecewise((1e-3, 1.0), (max(1, rounds // 20),)),
+        "lean": Ramp(0.5, 1.0, rounds=max(1, 2 * rounds // 5)),  # half of the zeros from the start, for fewer bytes
+    }
+    same = problem.with_zeros(share, ramp=ramps.get(kind))
+    if kind in ramps:
         return FedAvg(tau, step), same, {}
     if kind == "sparsyfed":
         return Powered(tau, step, decay, weights=runs), same, {}
