@@ -447,3 +447,63 @@ def test_onnx_of_one_size_of_batches_is_refused(tmp_path):
     with pytest.raises(ExportError, match="batches of 21 only"):
         export(problem, x, tmp_path / "model.onnx", format="onnx")
     assert not list(tmp_path.iterdir())
+
+
+@onnx
+@pytest.mark.parametrize("convolves", [True, False])
+def test_onnx_in_eight_bits(tmp_path, convolves):
+    """Weights are stored as int8, what flows is rounded, and predictions stay close to the model's."""
+    from onnx import TensorProto, load
+
+    torch.manual_seed(0)
+    deep = nn.Sequential(nn.Flatten(), nn.Linear(36, 64), nn.ReLU(), nn.Linear(64, 3))
+    problem = fc.Problem(silos(), model=network() if convolves else deep, normalization=(0.5, 0.25))
+    x = problem.smooth(torch.float32).start()
+    whole = export(problem, x, tmp_path / "whole.onnx", format="onnx")
+    made = export(problem, x, tmp_path / "small.onnx", format="onnx", int8=True)
+    graph = load(made.path).graph
+    kinds = [t.data_type for t in graph.initializer if len(t.dims) > 1]
+    assert kinds == [TensorProto.INT8] * 2
+    assert {n.op_type for n in graph.node} & ({"QuantizeLinear"} if convolves else {"MatMulInteger"})
+    wanted = problem.predict(x, problem.silos.features)
+    assert whole.difference < made.difference < 0.1 * float(wanted.abs().max())
+
+
+def test_eight_bits_that_cannot_be(trained, tmp_path):
+    problem, run = trained
+    with pytest.raises(ValueError, match="int8"):
+        export(problem, run, tmp_path / "model.pt", int8=True)
+    linear = fc.Problem(fc.data.load("synthetic", clients=2, features=4, samples=9))
+    with pytest.raises(ValueError, match="int8"):
+        export(linear, torch.zeros(4), tmp_path / "model.onnx", format="onnx", int8=True)
+
+
+class Answer:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+class TwoInputs(nn.Module):
+    """Called by names, and what it gives is an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.first, self.last = nn.Embedding(9, 6), nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids, attention_mask):
+        there = attention_mask.unsqueeze(-1).to(self.first.weight.dtype)
+        return Answer(self.last(self.first((self.words(input_ids) * there).sum(1)).relu()))
+
+
+def test_several_inputs_and_objects_are_pruned(tmp_path):
+    X = torch.cat([torch.randint(9, (12, 5)), torch.randint(2, (12, 5))], 1)
+    problem = fc.Problem(
+        fc.Silos.from_arrays([(X, torch.arange(12) % 3)]),
+        model=TwoInputs(),
+        named_inputs={"input_ids": (5,), "attention_mask": (5,)},
+    )
+    x = problem.with_zeros(0.4, "filters").regularizer.prox(problem.smooth(torch.float32).start(), 0.1)
+    made = export(problem, x, tmp_path / "small.safetensors", format="safetensors", pruned=True)
+    assert isinstance(made.pruned.module, TwoInputs)
+    assert [layer.name for layer in made.pruned.layers] == ["first", "last"]
+    assert made.pruned.layers[0].pruned[0] < 8

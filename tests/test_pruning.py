@@ -12,6 +12,8 @@ from torch import nn
 import fedcomposite as fc
 from fedcomposite.exporting import ExportError, fit, planning, prune
 
+pytestmark = pytest.mark.filterwarnings("ignore::fedcomposite.errors.DeadNetworkWarning")  # some are dead on purpose
+
 
 def kill(module, seed, share=0.5, columns=0.0):
     """Random filters of zeros, and batch norms as after training: statistics, scales and shifts of any sign."""

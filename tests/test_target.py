@@ -313,7 +313,7 @@ def test_it_is_what_it_was_after_copies_and_scaling():
     assert SparsityTarget(0.5).h == Zero()
 
 
-def test_a_dead_network_ends_the_run(silos):
+def test_a_dead_network_ends_the_run(silos, tmp_path):
     """A constraint that takes a whole layer: no status that looks sound, and a warning that says what to change."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -322,7 +322,12 @@ def test_a_dead_network_ends_the_run(silos):
     problem = fc.Problem(silos, model=model, regularizer=TopK(20).on("*.weight"))
     with pytest.warns(DeadNetworkWarning, match="2.weight"):
         run = fc.simulate(problem, FedMid(1, 1e-6), rounds=10, batch_size=8)
-    assert (run.status, run.rounds) == ("not_converged", 1)
+    assert (run.status, run.rounds) == ("dead", 1)
+    with pytest.warns(DeadNetworkWarning, match="same for all"):
+        fc.prune(problem.module(run.solution), torch.randn(4, 5))
+    with pytest.warns(DeadNetworkWarning, match="2.weight") as told:
+        fc.export(problem, run, tmp_path / "dead.pt", pruned=True)
+    assert len(told) == 1
     assert "dead" not in fc.simulate(network(silos), FedMid(1, 0.1), rounds=3, batch_size=8, sparsity=0.7).message
 
 

@@ -15,12 +15,14 @@ from rich.markup import escape
 from torch import Tensor
 
 from fedcomposite import files
+from fedcomposite._faults import UserError, first_line
 from fedcomposite.cli.console import AsJson, FailedError, err, out, print_frame, results, rows, written
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder, StoreError, Sweep, comparison, runner
 from fedcomposite.experiments.store import coefficients
 from fedcomposite.experiments.tables import SPREAD, joined
 from fedcomposite.experiments.workers import FailedRunsError
 from fedcomposite.exporting import Exported, Format, export
+from fedcomposite.exporting.quantizing import needs_samples
 from fedcomposite.plots import Axis, Band, Width, check_kind, draw_histories
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Interrupted, Record
@@ -169,6 +171,7 @@ def export_run(
     multiple: Annotated[
         int, typer.Option("--multiple", min=1, help="With --pruned: sizes of layers stay multiples of this; a GPU: 8.")
     ] = 1,
+    int8: Annotated[bool, typer.Option("--int8", help="With --format onnx: a network's graph in eight bits.")] = False,
     best: Annotated[bool, typer.Option("--best", help="The model that BestModel kept, in place of the last.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -188,13 +191,26 @@ def export_run(
     if pruned and config.model is None:
         raise ConfigError("--pruned is for networks; a linear model has no units between its inputs and outputs")
     problem = config.make_problem(folder.stand_in())
+    if int8 and problem.model is not None and needs_samples(problem.model):
+        problem = _with_samples(config)
     x, buffers = _vectors(kept, problem)
     inside = target.resolve().parent == source.resolve()
     with FolderLock(source) if inside else nullcontext():
-        made = export(problem, x, target, format=format, buffers=buffers, pruned=pruned, multiple=multiple)
+        made = export(problem, x, target, format=format, buffers=buffers, pruned=pruned, multiple=multiple, int8=int8)
     with results(as_json) as found:
         found |= made.figures()
         _tell_exported(made, problem, x)
+
+
+def _with_samples(config: Config) -> Problem:
+    """The problem with its data, of which samples tell the ranges of what flows between convolutions."""
+    try:
+        return config.make_problem()
+    except (UserError, OSError) as error:
+        raise ConfigError(
+            f"--int8: a network with convolutions needs samples of its data, which are not here ({first_line(error)}); "
+            "quantise the file of --format onnx where they are"
+        ) from error
 
 
 def _check_kept(source: Path, kept: Path, best: bool) -> None:

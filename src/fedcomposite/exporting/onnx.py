@@ -14,14 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from fedcomposite.exporting.errors import ExportError
+from fedcomposite.exporting.quantizing import quantize
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
-def write_onnx(module: nn.Module, inputs: Tensor, path: Path) -> Tensor:
+def write_onnx(module: nn.Module, inputs: Tensor, path: Path, calibration: Tensor | None = None) -> Tensor:
     """Write a file, and give back what it makes of the inputs, half of which it sees as a batch of their own.
 
-    A module whose code fixes the size of a batch (``len(x)`` does) is refused.
+    A module whose code fixes the size of a batch (``len(x)`` does) is refused. With inputs for ``calibration`` the
+    graph is one in eight bits (:mod:`fedcomposite.exporting.quantizing`).
     """
     missing = [m for m in PACKAGES if importlib.util.find_spec(m) is None]
     if missing:
@@ -39,6 +41,8 @@ def write_onnx(module: nn.Module, inputs: Tensor, path: Path) -> Tensor:
     except torch.onnx.OnnxExporterError as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise ExportError(f"the module cannot be written as an ONNX graph: {reason}") from error
+    if calibration is not None:
+        quantize(path, module, calibration)
     session = importlib.import_module("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
     source = session.get_inputs()[0]
     if isinstance(source.shape[0], int):

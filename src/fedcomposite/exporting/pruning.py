@@ -10,6 +10,7 @@ smaller.
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass
 
 import pandas as pd
@@ -20,6 +21,7 @@ from fedcomposite._faults import first_line
 from fedcomposite.exporting.errors import ExportError, full_precision, rounding
 from fedcomposite.exporting.planning import Kept, Layer, PruningPlan, State, ValuedGraph
 from fedcomposite.results import Result
+from fedcomposite.runtime.history import DeadNetworkWarning
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,6 +124,8 @@ def prune(module: nn.Module, example: Tensor, *, multiple: int = 1) -> Pruned:
     if type(multiple) is not int or multiple < 1:
         raise ExportError(f"multiple = {multiple!r}, must be a whole number of at least 1")
     batches = _batches(module, example)
+    if all(len(wanted) > 1 and bool((wanted == wanted[:1]).all()) for _, wanted in batches):
+        warnings.warn("the network is dead: its outputs are the same for all samples", DeadNetworkWarning, stacklevel=3)
     network = ValuedGraph(module, example)
     failed = ""
     for fixed in (False, True):  # the second time without a change of sizes that may be written down in the module

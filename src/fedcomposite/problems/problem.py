@@ -257,7 +257,7 @@ class Problem:
         """Outputs for some samples: margins a'x (+ intercept) of a linear model, a module's outputs otherwise."""
         raise NotImplementedError
 
-    def dead(self, x: Tensor, buffers: Tensor) -> str:
+    def dead(self, x: Tensor, buffers: Tensor | None = None) -> str:
         """A sentence on a network whose outputs are the same for all samples; empty for any other model."""
         return ""
 
@@ -736,7 +736,7 @@ class NetworkProblem(Problem):
         """A module like the model that takes one tensor of samples, as prepared, and gives one."""
         return Plain(module, self.options)
 
-    def dead(self, x: Tensor, buffers: Tensor) -> str:
+    def dead(self, x: Tensor, buffers: Tensor | None = None) -> str:
         held = self.silos.features[:_LOOKED_AT]
         samples: Any = held if isinstance(held, Tensor) else held.read()  # type: ignore[union-attr]  # not sparse
         if bool((samples == samples[:1]).all()):  # the coordinator of a federation has zeros in their place
@@ -752,7 +752,7 @@ class NetworkProblem(Problem):
             "strength or a longer ramp, or take smaller steps"
         )
 
-    def _dead_in_training(self, x: Tensor, buffers: Tensor, samples: Tensor) -> bool:
+    def _dead_in_training(self, x: Tensor, buffers: Tensor | None, samples: Tensor) -> bool:
         """Whether outputs are the same with a batch's own statistics, too: those of few rounds say little."""
         module = self.module(x, buffers)
         norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

@@ -15,7 +15,7 @@ from fedcomposite.runtime.certificate import Certificate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Status = Literal["completed", "converged", "stopped", "diverged", "interrupted", "not_converged"]
+Status = Literal["completed", "converged", "stopped", "diverged", "interrupted", "not_converged", "dead"]
 
 
 class DivergenceWarning(RuntimeWarning):
@@ -82,7 +82,7 @@ class Run(Result):
     """One record per evaluated round; the first is the starting model, round 0."""
     status: Status
     """Why it ended: "completed", all rounds done; "converged", tolerance reached; "stopped" by a callback; "diverged";
-    "interrupted" by Ctrl-C; "not_converged", a network whose outputs have become the same for all samples.
+    "interrupted" by Ctrl-C; "dead", a network whose outputs have become the same for all samples.
 
     "completed" is said only of a run whose objective did not grow: with one that ends more than 1 % above the first the
     status is "not_converged", and with one more than twice as large "diverged". :func:`fedcomposite.solve` says

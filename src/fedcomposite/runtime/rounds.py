@@ -253,7 +253,7 @@ class Rounds:
         """Whether the model that was trained so far is dead."""
         if self.status == "completed" and self.round:
             self._dead = plan.dead(self.solution, self.buffers)
-            self.status = "not_converged" if self._dead else self.status
+            self.status = "dead" if self._dead else self.status
 
     def _heed(self, plan: Plan) -> None:
         """Stop, where a callback has asked for it."""
@@ -267,7 +267,8 @@ class Rounds:
             self.status = ending(last, self.history[0])
         message = {
             "completed": done,
-            "not_converged": self._dead or done,
+            "not_converged": done,
+            "dead": self._dead,
             "converged": f"stationarity reached {last['stationarity']:.2e} in round {last['round']}",
             "stopped": f"stopped after round {self.round}: {self._reason or 'a callback asked for it'}",
             "interrupted": f"interrupted after round {self.round}",

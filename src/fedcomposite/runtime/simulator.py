@@ -374,7 +374,7 @@ def _told(run: Run) -> Run:
     if run.status == "diverged":
         slowly = growth(run.history[-1], run.history[0]) > DOUBLED and math.isfinite(run.history[-1]["objective"])
         warnings.warn(run.message, GrowthWarning if slowly else DivergenceWarning, stacklevel=3)
-    if run.status == "not_converged" and "the network is dead" in run.message:
+    if run.status == "dead":
         warnings.warn(run.message, DeadNetworkWarning, stacklevel=3)
     if run.status == "interrupted":
         raise Interrupted(run)
