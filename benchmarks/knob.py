@@ -6,8 +6,8 @@
     python -m benchmarks.knob --model vit-small --out DIR               # or --model gpt-small --data stories
     python -m benchmarks.knob --device cpu --data fashion_mnist --model cnn --images 600 --rounds 8 --out DIR
 
-CIFAR-10 (or made-up stories) dealt out by Dirichlet(--alpha), ResNet-18 with the 3x3 stem, ten local steps at batch 50, crops and flips,
-bf16, a cosine in stairs, weight decay. Every run is a process of its own, ``--jobs`` at a time, since one run leaves
+CIFAR-10 (or made-up stories) dealt out by Dirichlet(--alpha), ResNet-18 with the 3x3 stem, ten local steps at batch 50,
+crops and flips, bf16, a cosine in stairs, weight decay. Every run is a process of its own, ``--jobs`` at a time, since one run leaves
 much of a GPU idle; NVIDIA's MPS lets them run at the same time (``--mps``). Records are on disk at once; a run that is
 late ends after ``--limit`` seconds with what it has. ``--collect`` makes table and figure anew from what is there.
 
@@ -61,7 +61,7 @@ def problem_of(arguments: argparse.Namespace, seed: int) -> fc.Problem:
         X, y = pooled.features[: arguments.images], pooled.targets[: arguments.images]
         pooled = fc.Silos.from_arrays([(X, y)], test=(pooled.test[0][:100], pooled.test[1][:100]))
     silos = pooled.partition("dirichlet", clients=arguments.clients, alpha=arguments.alpha, minimum=2, seed=seed)
-    stem = {"stem": "small"} if arguments.model == "resnet18" else {}
+    stem: dict[str, Any] = {"stem": "small"} if arguments.model == "resnet18" else {}
     return fc.Problem(
         silos,
         model=fc.models.build(arguments.model, arguments.data, seed=seed, **stem),
