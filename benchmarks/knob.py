@@ -7,9 +7,10 @@
     python -m benchmarks.knob --device cpu --data fashion_mnist --model cnn --images 600 --rounds 8 --out DIR
 
 CIFAR-10 (or made-up stories) dealt out by Dirichlet(--alpha), ResNet-18 with the 3x3 stem, ten local steps at batch 50,
-crops and flips, bf16, a cosine in stairs, weight decay. Every run is a process of its own, ``--jobs`` at a time, since one run leaves
-much of a GPU idle; NVIDIA's MPS lets them run at the same time (``--mps``). Records are on disk at once; a run that is
-late ends after ``--limit`` seconds with what it has. ``--collect`` makes table and figure anew from what is there.
+crops and flips, bf16, a cosine in stairs, weight decay. Every run is a process of its own, ``--jobs`` at a time, since
+one run leaves much of a GPU idle; NVIDIA's MPS lets them run at the same time (``--mps``). Records are on disk at once;
+a run that is late ends after ``--limit`` seconds with what it has. ``--collect`` makes table and figure anew from what
+is there.
 
 Bytes are those of messages as they travel, where many zeros take little.
 """
