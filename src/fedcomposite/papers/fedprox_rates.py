@@ -19,7 +19,7 @@ from fedcomposite.data.sparse import dense
 from fedcomposite.papers.base import only, slope
 from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, Row, against, ahead, open_claim, row
-from fedcomposite.plots import Scatter, draw_scatter
+from fedcomposite.plots import Scatter, canvas, draw_scatter
 from fedcomposite.plots.looks import swept
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers import MCP
@@ -209,11 +209,14 @@ def draw(data: pd.DataFrame, path: Path) -> None:
             middle, factor = np.exp(seen["mean"]), np.exp(seen["std"])
             spread = [list(middle - middle / factor), list(middle * factor - middle)]
             points[f"I = {i}" + (f", b = {b}" if b else "")] = (list(seen.index), list(middle), spread)
-        panels.append(Scatter(points, "rounds T", "mean squared gradient", f"{t}: {name}, {loss}"))
-    draw_scatter(
-        panels,
-        path,
-        columns=4,
-        methods=swept(label for panel in panels for label in panel.points),
-        caption="means and whiskers (one standard deviation over seeds) are those of the logarithm",
-    )
+        title = f"{t}: {name}, {loss}" if len(t) == 1 else f"{t}: {loss}"
+        panels.append(Scatter(points, "rounds T", "mean squared gradient", title))
+    labels = swept(label for panel in panels for label in panel.points)
+    caption = "means and whiskers (one standard deviation over seeds) are those of the logarithm; dotted: T^(-1/2)"
+    figure = draw_scatter(panels, columns=4, methods=labels, caption=caption)
+    for axis, panel in zip(figure.axes, panels, strict=True):
+        if panel.points:
+            across, levels, _ = next(iter(panel.points.values()))
+            fall = [levels[0] * (across[0] / T) ** 0.5 for T in across]
+            axis.plot(across, fall, color="0.6", linestyle=":", linewidth=0.8, zorder=0)
+    canvas.finish(figure, path)
