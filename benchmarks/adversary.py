@@ -34,6 +34,7 @@ from fedcomposite.federation.site.site import Site
 from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.runtime.protocol import Rows
+from fedcomposite.runtime.sparse_messages import SHAPE, decode
 
 Floats = npt.NDArray[np.float64]
 OPEN: dict[str, Any] = {
@@ -75,7 +76,11 @@ class Hospital:
         if wire.kind(answer) == "refusal":
             self.refused = wire.text(answer, "refusal")
             return None
-        return wire.deserialise(answer["vectors"])
+        told = wire.deserialise(answer["vectors"])
+        for name in [key.removesuffix(SHAPE) for key in told if key.endswith(SHAPE)]:
+            parts = {key.removeprefix(name): told.pop(key) for key in list(told) if key.startswith(f"{name}/")}
+            told[name] = decode(parts, tuple(parts[SHAPE].tolist()))
+        return told
 
     def question(
         self,

@@ -18,6 +18,7 @@ from benchmarks import (
     analyst,
     cifar,
     coverage,
+    fifth_adversary,
     filters,
     findings,
     fourth_adversary,
@@ -444,7 +445,7 @@ def test_ideas_of_an_adversary(capsys, monkeypatch):
     assert "labels of 59 of 59" in lines[0]
     assert "score_tables = 20" in lines[1]
     assert "95 different sums" in lines[2]
-    assert " 1 different sums" in lines[3]
+    assert " 1 different sums" in lines[3] or "of a fold differ" in lines[3]  # by the secret of the site, rarely
 
 
 def test_the_third_adversary_finds_what_it_says(capsys, monkeypatch):
@@ -466,6 +467,16 @@ def test_the_fourth_adversary_finds_what_it_says(capsys, monkeypatch):
     assert ["14 counts exactly" in line for line in lines[:3]] == [True, False, False]
     assert all("448 questions: 3 patients' rows" in line for line in lines[3:5])
     assert "448 questions: 1 patients' rows" in lines[5]
+
+
+def test_the_fifth_adversary_finds_what_it_says(capsys, monkeypatch):
+    """A row by a conditional model where a site opts out; yes or no of patients with extreme values, at any site."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    fifth_adversary.main(["--ideas", "steep,tails"])
+    lines = capsys.readouterr().out.splitlines()
+    assert ["of 1 patients of 77 years the mean row [77.0, 125.0" in line for line in lines[:3]] == [True, False, False]
+    assert "3 questions, 0 refused: 9 of 9 yes or no" in lines[3]
+    assert "3 questions, 0 refused" not in "".join(lines[4:])
 
 
 @pytest.mark.slow

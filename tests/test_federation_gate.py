@@ -52,6 +52,7 @@ from fedcomposite.federation.site import noise, table_site
 from fedcomposite.federation.site.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.site.audit import Audit
 from fedcomposite.federation.site.client_states import LostStateError, StateStore
+from fedcomposite.federation.site.column_spans import heaviest, spanned
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.row_sets import blocks, folds_of_blocks
 from fedcomposite.federation.site.site import Site
@@ -686,6 +687,52 @@ def test_a_combination_of_columns_is_no_patient(consortium, recipe, combine):
     assert np.abs([combine.get(name, 0) for name in names] @ gradient) == pytest.approx(0.5)
     with pytest.raises(FederationError, match="combination of columns would be that of fewer than min_count"):
         ready(consortium(given, frames, folder="tight"))
+
+
+def test_a_combination_that_one_patient_outweighs_is_refused(consortium):
+    """Sums weighted by a function of a column that is large for one patient are this one's values, nearly."""
+    frames = {name: frame_of(name) for name in ("a", "b", "c")}
+    frames["a"].loc[7, "dose"] = 45.0
+    given = {**LEVELS, "drop": ["kind"]}
+    loose = ready(consortium(given, frames, folder="loose", min_count=1))
+    _, H = pooled(loose)
+    names = [*loose.recipe.features, "(1)"]
+    row = H[names.index("dose")] - 2.9 * H[-1]  # less the others' share
+    assert row[names.index("age")] / row[-1] == pytest.approx(frames["a"].loc[7, "age"], abs=6)
+    with pytest.raises(FederationError, match="most of its weight on one row"):
+        ready(consortium(given, frames, folder="tight"))
+    ready(consortium({**given, "log": {"dose": 1.0}}, frames, folder="log"))
+
+
+def test_an_honest_file_with_forty_rare_diagnoses_spends_little(consortium, tmp_path):
+    """A recipe's queries never name rare levels; that there are others is told once, one of twenty for a column."""
+    draw, frames = np.random.default_rng(0), {}
+    for name in ("a", "b", "c"):
+        p = draw.dirichlet(np.full(40, 0.4))
+        frames[name] = frame_of(name, 300).assign(kind=[f"D{k:02d}" for k in draw.choice(40, 300, p=p)])
+        counts = frames[name]["kind"].value_counts()
+        assert (counts < 5).sum() >= 8
+    recipe = {"one_hot": ["kind"], "rare": 5, "splines": {"age": 3}, "impute": "mean"}
+    for i, more in enumerate(({}, {"rare": 10}, {"splines": {}, "log": {"dose": 9.0}})):
+        asking = ready(consortium({**recipe, **more}, frames, folder="same"))
+        assert len(asking.recipe.features) > 20, i
+    told = [json.loads((tmp_path / "same" / name / "ledger.json").read_text())["refusals"] for name in frames]
+    assert max(map(len, told)) <= 1
+
+
+def test_one_heavy_row_is_found_and_no_other():
+    """Beyond the second largest value a function is one patient's; a level of five, and many columns, are nobody's."""
+    draw = np.random.default_rng(0)
+    x = np.r_[draw.normal(50, 9, 199), 110.0]
+
+    def named(columns):
+        columns = np.asarray(columns, float)
+        return heaviest(spanned(np.full((len(columns), 1), len(columns) ** -0.5), columns))
+
+    assert not named(x[:, None])
+    assert named(np.c_[x, np.maximum(x - 70.0, 0.0)]) == [199]
+    assert not named((np.arange(60) < 5)[:, None])
+    assert not any(named(draw.normal(size=(46, 14))) for _ in range(50))
 
 
 def test_gaps_are_filled_alike_in_all_jobs(consortium):

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import fedcomposite as fc
 from fedcomposite.analysis.prediction import predict_at_sites
+from fedcomposite.analysis.survival_quality import SurvivalQuality
 from fedcomposite.cli import federation_analysis
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.cli.main import app
@@ -34,15 +35,18 @@ from fedcomposite.federation.site import event_times
 from fedcomposite.federation.site.analyses import answer_forms
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.enrolment import open_site
+from fedcomposite.federation.site.minimum_counts import told
 from fedcomposite.federation.site.policy import Limits
 from fedcomposite.federation.site.table_files import Newcomers, TableFile
 from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.federation.site_folders import SiteFolder
+from fedcomposite.problems.losses import Cox
 from fedcomposite.problems.risk_sets import ENTRY, EVENT, TIME
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import (
     ALL,
     Rows,
+    answer_all,
     concordance,
     horizon,
     logrank,
@@ -569,8 +573,9 @@ def test_folds_of_two_divisions_do_not_single_a_patient_out(tmp_path):
     assert named_by(less, one.features) > 10
     careful = in_folds(one, tmp_path / "default", CAREFUL, plan={})
     fifth, tenths = asked(careful, coarse), asked(careful, *fine)
-    ends = {key: torch.cat([fifth[key], tenths[key]]) for key in fifth}
-    steps = (ends["sizes"][:, None] - ends["sizes"]).abs()
+    steps = torch.cat(
+        [one["sizes"].diff().abs() for one in (fifth, tenths)]
+    )  # the site's folds are no halves of fifths
     assert int(steps[steps > 0.5].min()) >= 10
     with pytest.raises(FederationError, match="not of samples that count several times"):
         asked(careful, Rows("bootstrap", 0, 2, seed=3))
@@ -727,6 +732,39 @@ def test_pairs_do_not_tell_who_left_first(silos, tmp_path):
             right[name] += (first > second) == bool(time[i] < time[j]) and first != second
     assert right["open"] == 30
     assert right["default"] < 24  # chance is half, less those of equal counts
+
+
+def test_margins_of_a_cox_model_count_from_the_least(silos, tmp_path):
+    """A constant changes no sum; of margins from -9 to 9 the largest has nearly all weight among those at risk."""
+    one = fc.Silos.from_arrays([silos[0]], names=["a"], feature_names=silos.feature_names)
+    X = torch.as_tensor(one.features).double()
+    u = torch.zeros(12, dtype=torch.float64)
+    u[0] = 9.0 / float((X[:, 0] - X[:, 0].mean()).abs().max())
+    limits, flags = Limits(min_parties=1, exact_counts=True), torch.zeros(12, dtype=torch.bool)
+    with pytest.raises(FederationError, match="max_margin"):
+        sums_of(one, tmp_path / "steep", limits, newton(u, flags, ALL))
+    sums_of(one, tmp_path / "flat", limits, newton(u / 2, flags, ALL))
+    far = fc.Silos.from_arrays(
+        [(X.to(one.features) + 40.0, one.targets)], names=["a"], feature_names=silos.feature_names
+    )
+    sums_of(far, tmp_path / "far", limits, newton(u / 2, flags, ALL))
+
+
+def test_scores_at_a_horizon_are_told_of_all_folds_together(silos, tmp_path):
+    """A fold alone has few with an event: joined bin by bin, its scores hardly rank anybody."""
+    silo = silos_of(fc.Problem(silos, loss=Cox(least_at_risk=5)))[0]
+    x = torch.full((12,), 0.3, dtype=torch.float64)
+    edges = torch.linspace(-3, 3, 200, dtype=torch.float64)
+    asked = [horizon(x, 40.0, edges, edges[:1], 0.5, rows=Rows("fold", k, 5, True, 3)) for k in range(5)]
+    together, exact = told(Limits(), silo, asked), answer_all(silo, asked)
+    apart = [told(Limits(), silo, [one])[0] for one in asked]
+    assert not any(one["scores"].any() or one["groups"].any() for one in together[1:])
+
+    def area(answers):
+        zero = torch.zeros(3)
+        return SurvivalQuality(zero, zero, 40.0, torch.stack([one["scores"] for one in answers]).sum(0)).auroc
+
+    assert abs(area(together) - area(exact)) < abs(area(apart) - area(exact)) / 2
 
 
 def test_what_a_site_refuses(silos, tmp_path):

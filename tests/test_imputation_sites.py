@@ -37,6 +37,7 @@ class Asking:
 
     def __init__(self, folder, frames, text=PLAIN + RECIPE, job="job", secure=False, **limits):
         self.folder, self.frames, self.config = folder, frames, parse(text, recipe=True)
+        folder.mkdir(exist_ok=True)
         files = {name: folder / f"{name}.csv" for name in frames}
         for name, frame in frames.items():
             frame.to_csv(files[name], index=False)
@@ -146,6 +147,30 @@ def test_a_site_holds_conditional_models_against_the_recipe(tmp_path):
     query = Conditional.model_construct(chain=chain, equation="grade", points=points, steps=[], only=None)
     with pytest.raises(FederationError, match="no site lacks"):
         asking.driver.ask([query])
+
+
+def test_conditional_models_at_steep_points_tell_no_patient(tmp_path):
+    """At planes on either side of the oldest patient a category's gradients differ by that patient's row."""
+    oldest = {name: frame.age.max() for name, frame in tables().items()}
+
+    def beyond(asking, text=RECIPE):
+        asking.problem()
+        chain = next(step for step in asking.inquiry.recipe.steps if step.kind == "chained").chain
+        mean, sd = chain.scale["age"]
+        names = [column for column in chain.columns if column != "smoker"]
+        told = []
+        for past in (-1e-4, 1e-4):
+            point = np.zeros(chain.outputs("smoker") * chain.width("smoker"))
+            point[sum(max(len(chain.columns[n]) - 1, 1) for n in names[: names.index("age")])] = 1e7
+            point[-1] = -1e7 * ((oldest["s0"] - mean) / sd + past)
+            query = Conditional(chain=chain, equation="smoker", points=[point.tolist()] * 3)
+            told.append(asking.driver.ask([query])[0][0]["gradient"].reshape(3, -1)[0])
+        return told[0] - told[1], mean, sd, chain
+
+    row, mean, sd, _ = beyond(Asking(tmp_path / "open", tables(), min_count=5))
+    assert np.abs(row * sd / row[-1] + mean - oldest["s0"]).min() < 1e-6
+    with pytest.raises(FederationError, match="margins of the conditional model of 'smoker'"):
+        beyond(Asking(tmp_path / "default", tables(), min_count=5, max_margin=10.0))
 
 
 def test_no_answer_is_about_few_rows_of_a_column_that_few_have(tmp_path):

@@ -223,6 +223,12 @@ class State:
         shared = [np.broadcast_to(one, (copies, rows)) for one in self.outcomes]
         return np.stack([*parts, *shared, np.ones((copies, rows))], axis=-1).astype(np.float64)
 
+    def margins(self, name: str, points: Floats) -> Floats:
+        """Margins of the levels of a category at some coefficients, ``(copies, rows, levels - 1)``."""
+        X, outputs = self.design(name), self.chain.outputs(name)
+        made: Floats = X @ points.reshape(len(X), outputs, X.shape[2]).transpose(0, 2, 1)
+        return made
+
     def known(self) -> Floats:
         """What the site's rows are known by in sums, but for columns that follow others' parameters."""
         kept = [name for name in self.chain.columns if name not in self.lacking]
@@ -257,13 +263,13 @@ class State:
 
     def _put(self, name: str, drawn: Floats, generator: np.random.Generator, most: float = np.inf) -> None:
         """Put new values in the gaps of a column."""
-        X, gone, outputs = self.design(name), self.gone[name], self.chain.outputs(name)
+        X, gone = self.design(name), self.gone[name]
         k = X.shape[2]
         if not self.chain.columns[name]:
             noise = generator.normal(size=X.shape[:2])
             new: npt.NDArray[Any] = (X @ drawn[:, :k, None])[..., 0] + drawn[:, k:] * noise
         else:
-            z = X @ drawn.reshape(len(drawn), outputs, k).transpose(0, 2, 1)
+            z = self.margins(name, drawn)
             p = shares(z.clip(-most, most)).cumsum(-1)
             new = (generator.random(X.shape[:2])[..., None] > p[..., :-1]).sum(-1)
         self.values[name][:, gone] = new[:, gone]

@@ -455,8 +455,9 @@ def answered_queries(
             if isinstance(query, Conditional | Lacking):
                 site.gate.rows.bend(ways_of(query.chain), sheet.rows)
             if isinstance(query, Conditional):
-                before = prepared(sheet, query.steps)
-                site.gate.columns.tell(State(query.chain, before).known(), kept_rows(sheet, query.steps))
+                state = State(query.chain, prepared(sheet, query.steps))
+                site.gate.columns.tell(state.known(), kept_rows(sheet, query.steps))
+                minimum_counts.check_conditional(site.limits, state, query, site.gate.most)
             if (factors := multiplied(sheet, query.steps)) is not None:
                 site.gate.columns.tell(factors, None)
             if (summed := few_values.told_columns(sheet, query, rules.min_count)) is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedcomposite.algorithms.base import Gradient
 from fedcomposite.federation.site.ledger import Ledger
+from fedcomposite.federation.site.minimum_counts import counted_margins
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError, affine
 from fedcomposite.problems import Smooth
 from fedcomposite.problems.linear import Linear
@@ -21,7 +22,7 @@ def margins_within(smooth: Smooth, limits: Limits, most: Callable[[Tensor], floa
     """
     if not isinstance(smooth, Linear) or affine(smooth.loss) or math.isinf(limits.max_margin):
         return
-    if not float(smooth.pooled_margins(x).abs().max()) <= most(x):
+    if not float(counted_margins(smooth.loss, smooth.pooled_margins(x)).abs().max()) <= most(x):
         raise DataRefusalError(
             f"samples have margins beyond this site's max_margin = {limits.max_margin:g}: "
             "the steps are probably too large"

@@ -244,10 +244,23 @@ def _ends(counts: npt.NDArray[np.int64], least: int, events: int) -> npt.NDArray
 
 
 def tell_horizon(
-    limits: Limits, silo: Silo, request: Request, sums: Sums, joined: Callable[[Tensor, int, Tensor], Tensor]
+    limits: Limits,
+    silo: Silo,
+    asked: Sequence[Request],
+    answers: Sequence[Sums],
+    joined: Callable[[Tensor, int, Tensor], Tensor],
 ) -> None:
-    """Bins of margins, groups of predictions: joined until each has none or enough with an event, and without."""
-    bins, groups = horizon_numbers(coarse(limits, silo, request), request)
-    sums["scores"] = joined(sums["scores"].T.unsqueeze(2), limits.min_count, bins[:2])[:, :, 0].T
-    sums["groups"] = joined(sums["groups"].expand(3, -1, -1), limits.min_count, groups)[2]
+    """Bins of margins, groups of predictions: joined until each has none or enough with an event, and without.
+
+    Those of all folds of a division are told as one: a fold alone has events for a bin or two.
+    """
+    own = coarse(limits, silo, asked[0])
+    numbers = [horizon_numbers(own, one) for one in asked]
+    bins, groups = (torch.stack([one[i] for one in numbers]).sum(0) for i in (0, 1))
+    sums, every = answers[0], {key: torch.stack([one[key] for one in answers]).sum(0) for key in ("scores", "groups")}
+    for one in answers[1:]:
+        one["scores"].zero_()
+        one["groups"].zero_()
+    sums["scores"] = joined(every["scores"].T.unsqueeze(2), limits.min_count, bins[:2])[:, :, 0].T
+    sums["groups"] = joined(every["groups"].expand(3, -1, -1), limits.min_count, groups)[2]
     sums["groups"][:, 2:] *= groups[:2].sum(1) >= limits.min_count

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.data import Recipe, Silos
+from fedcomposite.data.chained import State
 from fedcomposite.data.queries import Below, Conditional, Lacking, LevelCounts, Outside, Query, enough
 from fedcomposite.data.sparse import SparseRows, tensors_only
 from fedcomposite.experiments.config import TableOneSection
@@ -136,8 +137,24 @@ def check_samples(
     if policy.affine(silo.loss):
         return
     for x in request.arrays.get("models", request.arrays.get("x", torch.zeros(0))).view(-1, width(silo)):
-        if len(own.X) and not _within(limits, own.margins(x), most, x):
+        if len(own.X) and not _within(limits, counted_margins(own.loss, own.margins(x)), most, x):
             raise DataRefusalError(f"samples have margins beyond this site's max_margin = {limits.max_margin:g}")
+
+
+def counted_margins(loss: Loss, z: Tensor) -> Tensor:
+    """Margins as they are limited: those of a Cox model, which has no intercept, count from the least of them."""
+    return z - z.min() if isinstance(loss, Cox) and len(z) else z
+
+
+def check_conditional(limits: Limits, state: State, query: Conditional, most: Callable[[Tensor], float]) -> None:
+    """Refuse coefficients of a category's model at which its sums are those over the rows beyond a plane."""
+    name, points = query.equation, np.array(query.points)
+    if name in state.lacking or not state.chain.columns[name]:  # of numbers it is the columns' products at any point
+        return
+    if not _within(limits, torch.from_numpy(state.margins(name, points)), most, torch.from_numpy(points.ravel())):
+        raise DataRefusalError(
+            f"margins of the conditional model of {name!r} are beyond this site's max_margin = {limits.max_margin:g}"
+        )
 
 
 def check_summed(limits: Limits, request: Request) -> None:
@@ -339,7 +356,7 @@ def told(limits: Limits, silo: Silo, requests: Sequence[Request], guard: AnswerG
             case "rates":
                 _tell_rates(limits, silo, asked, answers, guard.most)
             case "horizon":
-                event_times.tell_horizon(limits, silo, asked[0], answers[0], joined)
+                event_times.tell_horizon(limits, silo, asked, answers, joined)
             case "losses" if answers[0]["histogram"].numel():
                 plain = _counted(silo, asked[0])["histogram"]
                 answers[0]["histogram"] = _histograms(answers[0]["histogram"], plain, limits.min_count)
@@ -482,7 +499,7 @@ def _together(requests: Sequence[Request]) -> list[list[int]]:
     """Places of requests whose counts are told as one: measures on folds of one division, each fold once."""
     made = list[list[int]]()
     for i, one in enumerate(requests):
-        fold = one.name in MEASURES and one.rows.kind == "fold" and one.rows.held
+        fold = one.name in (*MEASURES, "horizon") and one.rows.kind == "fold" and one.rows.held
         if fold and made and _same_division(requests, made[-1], one):
             made[-1].append(i)
         else:
@@ -495,8 +512,9 @@ def _same_division(requests: Sequence[Request], places: Sequence[int], one: Requ
     if any(other.name != one.name or other.rows.number == one.rows.number for other in others):
         return False
     alike = replace(one.rows, number=others[0].rows.number) == others[0].rows and one.part == others[0].part
-    at = {"rates": "slopes", "calibration": "lines"}.get(one.name, "edges")
-    return alike and torch.equal(one.arrays[at], others[0].arrays[at])
+    given = {"rates": ["slopes"], "calibration": ["lines"], "horizon": ["edges", "groups"]}.get(one.name, ["edges"])
+    alike = alike and one.numbers.get("at") == others[0].numbers.get("at")
+    return alike and all(torch.equal(one.arrays[at], others[0].arrays[at]) for at in given)
 
 
 def _counted(silo: Silo, request: Request) -> Sums:
