@@ -75,6 +75,8 @@ class Pooled:
         sizes = abs(self.X) @ abs(W) + abs(c) + abs(self.t[:, None])
         kinked = self.loss in ("hinge", "absolute", "quantile")  # whose slopes are at most 1
         slope = self.o[:, None] if kinked else abs(slopes(self, self.X @ W + c + self.t[:, None]))
+        if self.loss in ("logistic", "multinomial", "poisson", "cox"):  # a slope grows e-fold with its margin, at most
+            slope = slope * np.exp(min(4 * np.finfo(float).eps * sizes.max(initial=0.0), 50.0))
         return 4 * float(np.finfo(float).eps * (slope * sizes).sum() + np.finfo(LONG).eps * sizes.max(initial=0.0))
 
     def start(self) -> Array:
