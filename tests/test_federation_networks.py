@@ -131,15 +131,17 @@ def sites(silos, folder, make=make_sites, **limits):
     return made
 
 
-def both(kind, problem, model, folder, secure=False, **run):
+def both(kind, problem, model, folder, secure=False, name="Scaffold", **run):
     """The federation's run, and the simulator's."""
-    silos, algorithm = drawn(kind), method("Scaffold")
+    silos, algorithm = drawn(kind), method(name)
     given = {"problem": problem, "model": {"evaluation_samples": 0, **model}}
     text = tomli_w.dumps(given) + write(algorithm, rounds=2, dtype="float64", **run)
     _, found = federate(
         LocalSites(sites(silos, folder, secure_sites if secure else make_sites)), text, Settings(secure=secure)
     )
     same = {"stationarity_step": 0.1, "backend": "loop", "dtype": torch.float64, **run}
+    for part in ("sparsity", "structure"):  # the experiment's problem has them
+        same.pop(part, None)
     return found, simulate(parse(text).make_problem(silos), algorithm, rounds=2, **same)
 
 
@@ -165,6 +167,17 @@ def test_a_loss_of_networks_in_secure_sums(case, tmp_path):
     """Full gradients; what single sites have is not told."""
     found, want = both(*CASES[case], tmp_path, secure=True)
     assert {k.split("_")[0] for k in compare(found, want, 1e-9)} <= {"client"}
+
+
+def test_whole_units_at_sites_equal_the_simulator(tmp_path):
+    """Sites find the same units as the coordinator, whatever data they have."""
+    run = {"batch_size": 4, "sparsity": 0.6, "structure": "filters"}
+    model = {"name": "mlp", "options": {"hidden": [64]}}
+    found, want = both("classes", {}, model, tmp_path, name="FedMid", **run)
+    compare(found, want, 1e-12)
+    assert torch.equal(found.solution == 0, want.solution == 0)
+    assert abs(float((found.solution == 0).double().mean()) - 0.6) < 0.02
+    assert found.history[-1].bytes_down == want.history[-1].bytes_down
 
 
 def asked(silos, folder, problem, model=MLP, **limits):

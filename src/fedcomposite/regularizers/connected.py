@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -165,7 +165,7 @@ class FilterTarget(SparsityTarget):
     Made by a problem, which knows the network: ``structure="filters"``.
     """
 
-    connected: Connected | None = None
+    connected: Connected | None = field(default=None, repr=False)
 
     def resolve(self, layout: Layout) -> FilterTarget:
         """The term on the weights that have units; the layout is known already."""
