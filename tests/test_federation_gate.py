@@ -3,7 +3,6 @@ site opts out, and fails by default."""
 
 import itertools
 import json
-import os
 import tomllib
 from typing import NamedTuple
 
@@ -67,12 +66,6 @@ from fedcomposite.testing import small_problem
 WAIT = Settings(secure=True)
 SKIP = Settings("skip", secure=True, patience=0.0)
 NAMES = [f"f{j}" for j in range(D)]
-
-
-@pytest.fixture(autouse=True)
-def volatile(monkeypatch):
-    """Files of a test need not survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 
 import pytest
 import tomli_w
@@ -24,12 +23,6 @@ from fedcomposite.testing import small_problem
 
 SECURE = Settings(secure=True)
 SKIP = Settings("skip", secure=True, patience=0.0)
-
-
-@pytest.fixture(autouse=True)
-def volatile(monkeypatch):
-    """Files of a test need not survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")

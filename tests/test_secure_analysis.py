@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import tomli_w
 import torch
+from analyst import PLAIN
 from local_federation import LocalSites, make_sites, opened
 from secure_sites import make_keys, make_site, secure_sites, secure_tables
 
@@ -37,20 +38,6 @@ from fedcomposite.runtime.protocol import ALL, HIGHEST, LOWEST, Rows, losses, ne
 from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 SECURE = Settings(secure=True)
-PLAIN = """
-seed = 3
-[problem]
-loss = "logistic"
-bias = true
-weights = "samples"
-[regularizer]
-name = "L1"
-lam = 0.02
-[algorithm]
-name = "ProxNewton"
-[run]
-rounds = 1
-"""
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import os
 import secrets
 
 import numpy as np
@@ -30,12 +29,6 @@ from fedcomposite.testing import small_problem
 WAIT = Settings(secure=True)
 SKIP = Settings("skip", secure=True, patience=0.0)
 TEXT = write(method("Scaffold"), rounds=3)
-
-
-@pytest.fixture(autouse=True)
-def volatile(monkeypatch):
-    """Files of a test need not survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 import tomllib
 
 import numpy as np
@@ -28,12 +27,6 @@ from fedcomposite.privacy import Counters, Query, SampleLevel, System, compose
 
 SECURE = Settings(secure=True)
 N, ROUNDS = 4, 3
-
-
-@pytest.fixture(autouse=True)
-def volatile(monkeypatch):
-    """Files of a test need not survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")

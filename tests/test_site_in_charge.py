@@ -1,7 +1,6 @@
 """What a site's people decide and see: keys made at the site, approval, the audit log."""
 
 import json
-import os
 import re
 import stat
 
@@ -35,12 +34,6 @@ from fedcomposite.runtime import Driver
 from fedcomposite.testing import small_problem
 
 TEXT = write(method("FedNMap"), L1, rounds=3)
-
-
-@pytest.fixture(autouse=True)
-def volatile(monkeypatch):
-    """Files of a test need not survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import os
 
 import numpy as np
 import pandas as pd
@@ -29,12 +28,6 @@ from fedcomposite.runtime import Driver
 
 MEANS, MIDDLES = ["trestbps", "thalach"], ["age", "oldpeak", "chol"]
 SHARES = ["sex", "cp", "restecg", "exang"]
-
-
-@pytest.fixture(autouse=True)
-def volatile(monkeypatch):
-    """Files of a test need not survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")
