@@ -1553,6 +1553,30 @@ def test_a_site_that_is_started_notices_a_ledger_that_is_gone(tmp_path):
     assert not asks(kept_site(tmp_path, key), 3)
 
 
+def test_a_ledger_that_was_written_in_is_noticed(tmp_path):
+    """Counts of today put back, with the number as it was; and a secret that is gone, with which all noise is new."""
+    key = make_keys(["a"])["a"]
+    site, path = kept_site(tmp_path, key), tmp_path / "ledger.json"
+    assert not asks(site, 1)
+    whole, secret = path.read_bytes(), (tmp_path / "secret").read_bytes()
+    book = json.loads(whole)
+    for put in ({**book, "today": dict.fromkeys(book["today"], 0)}, {k: v for k, v in book.items() if k != "seal"}):
+        path.write_text(json.dumps(put))
+        assert "changed by other hands" in asks(site, 2)
+        assert "changed by other hands" in asks(kept_site(tmp_path, key), 2)
+    path.write_bytes(whole)
+    (tmp_path / "secret").unlink()
+    assert "or its secret was" in asks(kept_site(tmp_path, key), 2)
+    (tmp_path / "secret").write_bytes(secret)
+    assert not asks(kept_site(tmp_path, key), 2)
+    old = {k: v for k, v in json.loads(path.read_text()).items() if k in ("day", "today", "jobs")}
+    for place, known in (("0.2", old), ("now", {**old, "number": 1})):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "ledger.json").write_text(json.dumps(known))
+        assert bool(asks(kept_site(tmp_path / place, key), 3)) == (place == "now")
+    assert "seal" in json.loads((tmp_path / "0.2" / "ledger.json").read_text())
+
+
 def test_a_book_of_rows_that_is_gone_is_noticed(consortium, tmp_path):
     frames = {name: frame_of(name) for name in ("a", "b", "c")}
     for name in frames:

@@ -4,7 +4,9 @@ For every job: the digest of the data it began with, the gradients and evaluatio
 rounds; for every day: gradients, evaluations and new jobs. Beside it lies the site's secret, which nobody else knows.
 
 It is numbered: each writing has the next number, which the audit log takes down with every answer, and a process knows
-the last one it saw. So a ledger that was removed, or taken back to an earlier day, is found.
+the last one it saw. So a ledger that was removed, or taken back to an earlier day, is found. It ends with a seal by the
+secret, so that one that was written in is found, too, and one whose secret is gone; those of version 0.2 have no number
+and no seal, and get both.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from fedcomposite.privacy import Query, compose
 Kind = Literal["gradients", "evaluations"]
 _DAYS = 60  # after which an unused job is forgotten
 _SECURE = {"content": "a secure sum has one model", "sum": "a secure sum has one model and one set of parties"}
+_SEAL = b', "seal": "'
 _ALSO = {"introduce": " or another recipe"}
 
 
@@ -56,7 +59,8 @@ class Ledger:
 
     def _read(self) -> dict[str, Any]:
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            raw = self._path.read_bytes()
+            found = json.loads(raw)
             book: dict[str, Any] = {
                 "day": str(found["day"]),
                 "today": dict(found["today"]),
@@ -75,6 +79,12 @@ class Ledger:
                     "told": {}}  # fmt: skip
         except (ValueError, KeyError, TypeError, OSError):
             raise RefusalError("its ledger cannot be read; the site's people have to look at it") from None
+        else:
+            body, _, seal = raw.rpartition(_SEAL)
+            if book["number"] and not hmac.compare_digest(seal, self._seal(body + b"}")):
+                raise RefusalError(
+                    "its ledger was changed by other hands, or its secret was; the site's people have to look at it"
+                )
         if book["number"] < self.number:
             raise RefusalError("its ledger was removed, or turned back; the site's people have to look at it")
         self.number = book["number"]
@@ -83,8 +93,13 @@ class Ledger:
     def _write(self, book: dict[str, Any]) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         book["number"] += 1
-        write_atomic(self._path, json.dumps(book).encode())
+        content = json.dumps(book).encode()
+        write_atomic(self._path, content[:-1] + _SEAL + self._seal(content))
         self.number = book["number"]
+
+    def _seal(self, content: bytes) -> bytes:
+        """What the ledger ends with: nobody without the site's secret can make it."""
+        return hmac.new(self._key(), content, hashlib.sha256).hexdigest().encode() + b'"}'
 
     def _open(self) -> dict[str, Any]:
         """The book of today."""
@@ -316,6 +331,10 @@ class Ledger:
 
     def secret_seed(self, *known: object) -> int:
         """A 64-bit seed that depends on what others know and on what they do not."""
+        mixed = hmac.new(self._key(), repr(known).encode(), hashlib.sha256).digest()
+        return int.from_bytes(mixed[:8], "little")
+
+    def _key(self) -> bytes:
         path = self._folder / "secret"
         if not self._secret and not path.is_file():
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -325,5 +344,4 @@ class Ledger:
                 os.fsync(file.fileno())
             os.replace(scratch, path)
         self._secret = self._secret or path.read_bytes()
-        mixed = hmac.new(self._secret, repr(known).encode(), hashlib.sha256).digest()
-        return int.from_bytes(mixed[:8], "little")
+        return self._secret
