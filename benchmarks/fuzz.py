@@ -231,8 +231,10 @@ class Intervals:
 def tabulated(case: Case) -> Intervals:
     """The package's intervals."""
     p, problem = case.pooled(), case.problem()
-    # with fewer events two steps take the place of Wald's, which have to be asked for
-    told = case.loss != "cox" or (p.o > 0).sum() * (p.o @ (p.y[:, 1] > 0)) / p.o.sum() >= EVENTS * p.d
+    # with fewer events, as samples' weights count them, two steps take the place of Wald's, which have to be asked for
+    v = p.o if case.weights is None else np.concatenate(case.weights)
+    least = [(v > 0).sum() * (w @ (p.y[:, 1] > 0)) / w.sum() for w in (p.o, v)] if case.loss == "cox" else [np.inf]
+    told = min(least) >= EVENTS * p.d
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         x = fc.solve(problem).solution
