@@ -106,6 +106,21 @@ def test_all_zeros_are_cut_out(share, images):
     assert sizes["stem"][0] == sizes["second.0"][0] == sizes["second.1"][0] == sizes["down"][1] < 64
 
 
+def test_transposed_convolutions_have_units_on_both_sides(images):
+    up = nn.Sequential(
+        nn.Conv2d(1, 16, 2, 2), nn.ReLU(), nn.ConvTranspose2d(16, 12, 2, 2), nn.ReLU(), nn.Conv2d(12, 3, 1)
+    )
+    pixels = images.features.flatten(1).abs().long().clamp(max=2).reshape(-1, 8, 8)
+    problem = fc.Problem(fc.Silos.from_arrays([(images.features, pixels)]), model=up)
+    x = problem.with_zeros(0.5, "filters").regularizer.prox(problem.smooth(torch.float32).start(), 0.1)
+    assert abs(float((x == 0).double().mean()) - 0.5) < 0.06
+    made = fc.prune(problem.module(x), images.features[:4])
+    assert not made.kept
+    sizes = {layer.name: layer.pruned[:2] for layer in made.layers}
+    assert sizes["2"] == (sizes["0"][0], sizes["4"][1])
+    assert sizes["2"] < (16, 12)
+
+
 def test_what_takes_longer_goes_first():
     """Two layers of the same weights: the one that is used more often ends up smaller; nothing depends on scales."""
     pieces = tuple(

@@ -622,3 +622,38 @@ def test_dtypes_and_devices_are_kept():
     assert made.difference <= 1e-6
     assert {p.dtype for p in made.module.parameters()} == {torch.float32}
     assert [p.requires_grad for p in made.module.parameters()] == [True, True, False, True]
+
+
+class Enlarged(nn.Module):
+    """Down, and up again by a transposed convolution, beside what was there before."""
+
+    def __init__(self, bias, padding):
+        super().__init__()
+        self.down, self.norm = nn.Conv2d(1, 8, 3, 2, padding=1), nn.BatchNorm2d(8)
+        self.up = nn.ConvTranspose2d(8, 6, 4 if padding else 2, 2, padding=padding, bias=bias)
+        self.last = nn.Conv2d(7, 2, 1)
+
+    def forward(self, x):
+        return self.last(torch.cat([x, self.up(self.norm(self.down(x)).relu()).relu()], 1))
+
+
+@pytest.mark.parametrize(("bias", "padding"), [(True, 0), (False, 0), (True, 1)])
+@pytest.mark.parametrize("seed", range(3))
+def test_transposed_convolutions_lose_what_is_dead(bias, padding, seed):
+    """On both sides; constants that it reads are taken over by one of them."""
+    torch.manual_seed(seed)
+    module = kill(Enlarged(bias, padding), seed)
+    with torch.no_grad():
+        module.up.weight[3] = 0  # not read
+        module.last.weight[:, 1 + 2] = 0
+        module.up.weight[:, 4] = 0
+    made = fc.prune(module, torch.randn(3, 1, 8, 8))
+    x = torch.randn(5, 1, 8, 8)
+    torch.testing.assert_close(made.module(x), module.eval()(x), rtol=1e-4, atol=1e-5)
+    up = made.module.up
+    assert up.weight.shape[:2] == (up.in_channels, up.out_channels) == (made.module.down.out_channels, up.out_channels)
+    assert up.in_channels < 8
+    assert up.out_channels <= 5
+    before, after = next((layer.flops, layer.pruned_flops) for layer in made.layers if layer.name == "up")
+    assert before == 2 * module.up.weight.numel() * 16
+    assert after == 2 * up.weight.numel() * 16

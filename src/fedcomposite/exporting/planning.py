@@ -166,7 +166,8 @@ class _Reader:
         x, weight, out = (network.values[n] for n in (c.inputs, c.weight, c.node))
         at = x.ndim - 1 if operation(c.node) == "linear" else 1
         self.inputs = units.roots(units.axes[c.inputs][at])
-        self.outputs = units.roots(units.axes[c.weight][0])
+        self.outputs = units.roots(units.axes[c.weight][1 - c.reads])
+        weight = weight.transpose(0, 1) if c.transposed else weight  # here outputs come first
         self.weight, self.weight_name = weight, network.names.get(c.weight, "")
         lines = x.movedim(at, 0).flatten(1)
         self.unknown = lines.isnan().any(1).numpy()
@@ -216,7 +217,8 @@ class _Reader:
             return None, columns @ self._value[away]
         ratios = self._value[away] / self._value[self.carrier]
         weight[:, self.carrier] += torch.tensordot(ratios, weight[:, away], dims=([0], [1]))
-        return weight.to(self.weight.dtype), None
+        whole = weight.to(self.weight.dtype)
+        return whole.transpose(0, 1) if self.contraction.transposed else whole, None
 
     def why(self, place: int) -> str:
         """Why the layer needs what comes in at some place."""

@@ -184,6 +184,8 @@ def _resized(module: nn.Module) -> None:
         if module.groups > 1:
             module.groups = module.weight.shape[0] * module.groups // module.out_channels
         module.out_channels, module.in_channels = module.weight.shape[0], module.weight.shape[1] * module.groups
+    elif isinstance(module, nn.modules.conv._ConvNd) and module.groups == 1:
+        module.in_channels, module.out_channels = module.weight.shape[:2]
     elif isinstance(module, nn.modules.batchnorm._NormBase):
         size = weight if weight is not None else module.running_mean
         module.num_features = module.num_features if size is None else len(size)

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from fedcomposite._faults import first_line
 from fedcomposite.problems.base import Slot
-from fedcomposite.problems.network.units import CONTRACTIONS, ELEMENTWISE, VIEWS, Labels, Units, operation
+from fedcomposite.problems.network.units import CONTRACTIONS, ELEMENTWISE, TRANSPOSED, VIEWS, Labels, Units, operation
 from fedcomposite.regularizers.connected import Connected, Piece
 
 SAMPLES = 2  # in a graph; one would be taken for an axis that is repeated
@@ -81,7 +81,9 @@ class ModuleGraph:
         for node in self.graph.nodes:
             weight = node.args[1] if operation(node) in CONTRACTIONS else None
             if isinstance(weight, fx.Node) and weight in self.tensors:
-                yield node, weight, node.meta["val"].numel() // (SAMPLES * len(self.tensors[weight]))
+                turned = operation(node) in TRANSPOSED  # its weight's first axis is that of the inputs
+                seen = node.args[0] if turned else node
+                yield node, weight, seen.meta["val"].numel() // (SAMPLES * len(self.tensors[weight]))
 
     def units(self, fixed: bool = False) -> Units:
         """Labels of all tensors; see :class:`Units` for ``fixed``."""
@@ -114,7 +116,7 @@ def connected(module: nn.Module, example: Tensor, layout: Sequence[Slot]) -> Con
     units, uses = graph.units(), Counter[int]()
     for _, weight, each in graph.weighed():
         uses[id(graph.tensors[weight])] += each
-    read = [int(u) for c in units.contractions for u in units.roots(units.axes[c.weight][1])]
+    read = [int(u) for c in units.contractions for u in units.roots(units.axes[c.weight][c.reads])]
     free = dict.fromkeys(unit for unit in read if units.pinned(unit) is None)
     number = {unit: i for i, unit in enumerate(free)}
     known = {id(graph.tensors[node]): units.axes[node] for node in graph.tensors}

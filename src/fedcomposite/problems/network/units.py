@@ -25,7 +25,8 @@ ELEMENTWISE = {
     "mish", "sigmoid", "tanh", "hardswish", "hardsigmoid", "softplus", "dropout", "feature_dropout", "alpha_dropout",
     "clone", "contiguous", "detach", "alias",
 }  # fmt: skip
-CONTRACTIONS = ("linear", "conv1d", "conv2d", "conv3d")
+TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+CONTRACTIONS = ("linear", "conv1d", "conv2d", "conv3d", *TRANSPOSED)
 POOLS = {"max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool"}
 """Their names end in the number of dimensions."""
 
@@ -56,6 +57,13 @@ class Contraction:
     weight: fx.Node
     bias: fx.Node | None
     padded: bool
+    transposed: bool = False
+    """Whether the first axis of its weight is that of its inputs."""
+
+    @property
+    def reads(self) -> int:
+        """The axis of its weight that it sums over."""
+        return 0 if self.transposed else 1
 
 
 @dataclass
@@ -168,6 +176,10 @@ def _contract(units: Units, node: fx.Node) -> Axes | None:
     """Linear layers, and convolutions of one group or of one channel per group."""
     x, weight, bias, padding, groups = _arguments(node, "input", "weight", "bias", "padding", "groups")
     axes, rows = units.axes[x], units.axes[weight]
+    transposed = operation(node) in TRANSPOSED
+    if transposed and (groups != 1 or len(rows) < 2):
+        return None
+    rows = [rows[1], rows[0], *rows[2:]] if transposed else rows
     at = len(axes) - 1 if operation(node) == "linear" else 1
     if len(rows) < 2 or (at == 1 and len(rows) != len(axes)):
         return None
@@ -180,7 +192,7 @@ def _contract(units: Units, node: fx.Node) -> Axes | None:
     padded = padding not in (None, "valid") and (isinstance(padding, str) or any(padding))
     if groups in (None, 1):
         units.join(axes[at], rows[1])
-        units.contractions.append(Contraction(node, x, weight, bias, padded))
+        units.contractions.append(Contraction(node, x, weight, bias, padded or transposed, transposed))
     elif groups == len(axes[at]) and units.depthwise(weight):
         units.join(np.repeat(axes[at], len(rows[0]) // groups), rows[0])
         units.pin([rows[1]], "it is the only one of its group")
