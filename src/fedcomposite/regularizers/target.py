@@ -8,9 +8,9 @@ every client, the server, a resumed run and a recorded one find the same zeros a
 All layers share one threshold, which makes most zeros where most small weights are; but no layer keeps less than a
 part of what the Erdos-Renyi rule would leave it (Mocanu et al. 2018; with kernels Evci et al. 2020), so that none dies.
 
-What is compared with the threshold is a score of each entry. It is the entry's size; of whole filters (rows of a
-weight) it is the root of the filter's mean square, the same for all its entries; in blocks of four it puts the larger
-two of each block before all smaller ones: the smaller ones go first, and at half of the entries the pattern is whole.
+What is compared with the threshold is a score of each entry. It is the entry's size; in blocks of four it puts the
+larger two of each block before all smaller ones: the smaller ones go first, and at half of the entries the pattern is
+whole. Whole filters are units of a network, which :mod:`fedcomposite.regularizers.connected` judges.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ _LARGER = float(1 << 31)
 
 _NEEDED = {
     "weights": "parameters with two axes or more",
-    "filters": "parameters with two axes or more before the last one",
     "2:4": "weights whose rows are a multiple of four long",
 }
 
@@ -77,7 +76,7 @@ class _Tables(NamedTuple):
     places: Tensor  # (L, m): coordinates of sampled entries
     pad: Tensor  # (L, m): true where a layer has fewer
     weight: Tensor  # (L * m,): how many entries a sampled one stands for
-    sampled: Tensor  # (L,): how many entries (or filters) are sampled
+    sampled: Tensor  # (L,): how many entries are sampled
     most: Tensor  # (L,): of how many of them at most the layer is sure
     floor: Tensor  # (L,): what is kept at least, in units of the share that is kept of all
     layer: Tensor  # (d,): the layer of each coordinate, L outside of all
@@ -106,16 +105,14 @@ class _Layers:
 
     def _made(self) -> _Tables:
         sizes = [layer.stop - layer.start for layer in self.layers]
-        strides = [layer.row if self.structure == "filters" else 1 for layer in self.layers]
-        units = [size // stride for size, stride in zip(sizes, strides, strict=True)]
-        most = min(SAMPLED, max(units))
+        most = min(SAMPLED, max(sizes))
         places = torch.zeros(len(sizes), most, dtype=torch.int64)
         of = torch.full((self.dimension,), len(sizes), dtype=torch.int32)
-        for i, (layer, stride, count) in enumerate(zip(self.layers, strides, units, strict=True)):
+        for i, (layer, count) in enumerate(zip(self.layers, sizes, strict=True)):
             drawn = self._drawn(i, count, most)
-            places[i, : len(drawn)] = layer.start + stride * drawn
+            places[i, : len(drawn)] = layer.start + drawn
             of[layer.start : layer.stop] = i
-        sampled = torch.tensor(units).clamp(max=most)
+        sampled = torch.tensor(sizes).clamp(max=most)
         weight = torch.tensor(sizes) / sampled
         pad = torch.arange(most) >= sampled[:, None]
         spread = torch.tensor([layer.density for layer in self.layers])
@@ -125,7 +122,7 @@ class _Layers:
         return _Tables(places, pad, each, sampled, sure, floor, of)
 
     def _drawn(self, i: int, count: int, most: int) -> Tensor:
-        """Which of the entries or filters of layer i thresholds are read off: the same for everybody, blocks whole."""
+        """Which of the entries of layer i thresholds are read off: the same ones for everybody, blocks whole."""
         if count <= most:
             return torch.arange(count)
         if self.structure == "2:4":
@@ -137,19 +134,13 @@ class _Layers:
         """What is compared with thresholds, for each entry; see the module's text."""
         if self.structure == "weights":
             return u.abs()
-        each = _filters if self.structure == "filters" else _larger_first
-        found = torch.zeros_like(u, dtype=torch.float64 if self.structure == "2:4" else u.dtype)
+        found = torch.zeros_like(u, dtype=torch.float64)
         for layer in self.layers:
-            found[..., layer.start : layer.stop] = each(u[..., layer.start : layer.stop], layer.row)
+            found[..., layer.start : layer.stop] = _larger_first(u[..., layer.start : layer.stop])
         return found
 
 
-def _filters(u: Tensor, row: int) -> Tensor:
-    """The root of the mean square of each filter, for all of its entries."""
-    return u.reshape(*u.shape[:-1], -1, row).square().mean(-1).sqrt().repeat_interleave(row, dim=-1)
-
-
-def _larger_first(u: Tensor, row: int) -> Tensor:
+def _larger_first(u: Tensor) -> Tensor:
     """Numbers in the order of the entries' sizes in single precision, the larger two of each block after all others."""
     bits = u.detach().abs().float().contiguous().view(torch.int32).double().reshape(*u.shape[:-1], -1, 4)
     rank = bits.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
@@ -164,10 +155,11 @@ class SparsityTarget(Regularizer):
     ``ramp``, a schedule of the rounds, the share grows: it is ramp(r) * share in round r. The share is met within the
     sampling of large layers, about a tenth of a point.
 
-    ``structure`` is what becomes zero: single ``"weights"``; whole ``"filters"``, rows of every weight but the last,
-    whose rows are the outputs (:func:`fedcomposite.prune` cuts them out); or ``"2:4"``, where at most two of every four
-    consecutive entries of a row stay, as accelerators want it, in layers whose rows are a multiple of four long. A
-    share beyond the half that the pattern makes is met by further single zeros.
+    ``structure`` is what becomes zero: single ``"weights"``; whole ``"filters"`` of a network, with all
+    that goes with them (:func:`fedcomposite.prune` cuts them out; a problem makes the term, which needs to know the
+    network); or ``"2:4"``, where at most two of every four consecutive entries of a row stay, as accelerators want it,
+    in layers whose rows are a multiple of four long. A share beyond the half that the pattern makes is met by further
+    single zeros.
 
     Not weakly convex, so rho is infinite: as with ``TopK``, methods can be run and their guarantees do not apply.
     """
@@ -186,11 +178,10 @@ class SparsityTarget(Regularizer):
 
     def resolve(self, layout: Layout) -> SparsityTarget:
         """The term on the parameters with two axes or more (of a linear model: on the weights)."""
-        found = [_Layer(a, b, tuple(shape)) for _, a, b, shape in layout if len(shape) > 1]
         if self.structure == "filters":
-            found = found[:-1]
-        else:
-            found = found or [_Layer(a, b, tuple(shape)) for name, a, b, shape in layout if name == "weight"]
+            raise TypeError("a share of zeros in whole filters needs to know the network: give it to a problem")
+        found = [_Layer(a, b, tuple(shape)) for _, a, b, shape in layout if len(shape) > 1]
+        found = found or [_Layer(a, b, tuple(shape)) for name, a, b, shape in layout if name == "weight"]
         if self.structure == "2:4":
             found = [layer for layer in found if layer.row % 4 == 0]
         if not found:
