@@ -358,7 +358,7 @@ def _promising(state: Server, h: Regularizer, late: bool, largest: float) -> boo
     return late or float(h.optimality(state.x, state.gradient)) <= _NEAR * size
 
 
-def _growing(state: Server, seen: Seen, h: Regularizer, plan: FitPlan, largest: float) -> Task[tuple[int, ...]]:
+def _growing(state: Server, seen: Seen, h: _Called, plan: FitPlan, largest: float) -> Task[tuple[int, ...]]:
     """The coordinates that grow without end, if any do: F goes on to fall far beyond the next step.
 
     Far is where the step would end if H were a third, or a fifth: three or five times as far along it where h does not
@@ -380,7 +380,10 @@ def _growing(state: Server, seen: Seen, h: Regularizer, plan: FitPlan, largest: 
     gain = -float(state.decrease)
     if not (float(state.value) - values[0] > 0.5 * gain and values[0] - values[1] > 1e-3 * gain):
         return ()
-    size = (far[0] - seen.at).abs()
+    way = far[0] - seen.at
+    size, ends = way.abs(), (way - _unbounded(seen.at, way, h.h)).abs()
+    if 2 * float(ends.max()) > float(size.max()):  # where a domain ends there is a minimiser
+        return ()
     return tuple(i for i in size.argsort(descending=True)[:3].tolist() if float(size[i]) > 0.5 * float(size.max()))
 
 
@@ -415,7 +418,11 @@ def _level(state: Server, h: Regularizer, plan: FitPlan, half: bool) -> Task[tup
 def _unheld(x: Tensor, h: Regularizer) -> Tensor:
     """The part of x along which h neither rises nor ends: without what it holds, and within its domain far out."""
     slope = slopes(h, x)
-    way = x if slope is None else torch.where(slope == 0, x, 0.0)
+    return _unbounded(x, x if slope is None else torch.where(slope == 0, x, 0.0), h)
+
+
+def _unbounded(x: Tensor, way: Tensor, h: Regularizer) -> Tensor:
+    """The part of a direction that the domain of h has no end along."""
     return (feasible(x + _FAR_OUT * way, h) - x) / _FAR_OUT
 
 
