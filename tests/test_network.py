@@ -441,7 +441,7 @@ def test_regularizer_leaves_biases_and_norms_alone():
     method = fc.algorithms.Zhang(local_steps=2, step=0.2, server_step=1.0)
     with pytest.warns(fc.errors.DeadNetworkWarning, match=r"0\.weight, 3\.weight"):
         run = fc.simulate(problem, method, rounds=15, batch_size=4, evaluate_every=15)
-    assert run.status == "not_converged"
+    assert run.status == "dead"
     table = problem.layers(run.solution).set_index("name")
     assert list(table.index) == [n for n, _ in small(normed=True).named_parameters()]
     assert table.loc["0.weight", "sparsity"] == table.loc["3.weight", "sparsity"] == 1
