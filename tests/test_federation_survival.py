@@ -529,9 +529,9 @@ def test_late_entries_do_not_single_a_patient_out(tmp_path):
             assert int(there[there > 0].min()) >= least
 
 
-def in_folds(silos, folder, limits, text=PLAIN, plan=None):
+def in_folds(silos, folder, limits, text=PLAIN, plan=None, grid=None):
     """A driver that has said that it would cross-validate, or what else."""
-    grid, config = LocalSites(make_sites(silos, folder, limits)), parse(text, recipe=True)
+    grid, config = grid or LocalSites(make_sites(silos, folder, limits)), parse(text, recipe=True)
     asking = Inquiry(
         grid, silos.names, grid.permitted, config, "job", plan=plan_of("cv", config) if plan is None else plan
     )
@@ -571,26 +571,30 @@ def test_folds_of_two_divisions_do_not_single_a_patient_out(tmp_path):
     fifth, tenths = asked(trusting, coarse), asked(trusting, *fine)
     less = {key: torch.stack([fifth[key][1:], tenths[key][:-1]], 1).flatten(0, 1) for key in fifth}
     assert named_by(less, one.features) > 10
-    careful = in_folds(one, tmp_path / "default", CAREFUL, plan={})
+    grid = LocalSites(make_sites(one, tmp_path / "default", CAREFUL))
+    careful = in_folds(one, None, CAREFUL, plan={}, grid=grid)
     fifth, tenths = asked(careful, coarse), asked(careful, *fine)
-    steps = torch.cat(
-        [one["sizes"].diff().abs() for one in (fifth, tenths)]
-    )  # the site's folds are no halves of fifths
+    steps = torch.cat([sums["sizes"].diff().abs() for sums in (fifth, tenths)])
     assert int(steps[steps > 0.5].min()) >= 10
     with pytest.raises(FederationError, match="not of samples that count several times"):
         asked(careful, Rows("bootstrap", 0, 2, seed=3))
     asked(careful, coarse.others, ALL)
     [silo] = silos_of(at_hand(one))
-    request, divisions = risk_sums(x, times, rows=coarse), [coarse, fine[0], Rows("fold", 0, 3, True, seed=3)]
-    before = silo.b
-    for k in range(1, 4):
-        made = event_times.coarse(CAREFUL, silo, request, divisions[:k]).b
-        pairs = torch.unique(torch.stack([before[:, TIME], made[:, TIME]]), dim=1)
-        assert pairs.shape[1] == len(before[:, TIME].unique())  # each time goes to one
-        common = torch.stack([event_times.part_of(silo, rows) for rows in divisions[:k]])
-        counts = torch.unique(torch.cat([common, made[:, TIME].view(1, -1)]), dim=1, return_counts=True)[1]
-        assert int(counts.min()) >= CAREFUL.min_samples
-        before = made
+    [site] = grid.sites.values()
+    own = site.gate.divide(silo, fine[0], site.kept)  # as the site deals its samples out, by its secret
+    assert [rows.of for rows in own] == [5, 10]
+    assert all(len(event_times.part_of(silo, rows).unique()) == rows.of for rows in own)
+    request = risk_sums(x, times, rows=coarse)
+    for divisions in ([coarse, fine[0], Rows("fold", 0, 3, True, seed=3)], own):
+        before = silo.b
+        for k in range(1, len(divisions) + 1):
+            made = event_times.coarse(CAREFUL, silo, request, divisions[:k]).b
+            pairs = torch.unique(torch.stack([before[:, TIME], made[:, TIME]]), dim=1)
+            assert pairs.shape[1] == len(before[:, TIME].unique())  # each time goes to one
+            common = torch.stack([event_times.part_of(silo, rows) for rows in divisions[:k]])
+            counts = torch.unique(torch.cat([common, made[:, TIME].view(1, -1)]), dim=1, return_counts=True)[1]
+            assert int(counts.min()) >= CAREFUL.min_samples
+            before = made
 
 
 def test_horizons_of_a_fold_do_not_single_a_patient_out(tmp_path):
